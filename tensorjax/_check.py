@@ -214,7 +214,7 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
-    """Returns an argument that is a dict; raises TypeError, with ``of`` in it, for others."""
+    """Returns an argument that is a dict; raises TypeError, which says ``of`` what, for others."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
     return value

@@ -109,7 +109,7 @@ def gram_factor(g: Any) -> RightFactor:
 
 
 def in_reach(energy: Any) -> Any:
-    """Raises InaccurateGram if an energy is near over- or underflow; else returns it.
+    """Returns an energy; raises InaccurateGram if it is near over- or underflow.
 
     Raises:
       InaccurateGram: it overflows, or is so small that what is left out of it may vanish.

@@ -192,7 +192,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns for each core whether a sweep must rescale its carried matrix.
+    """Returns after which cores of a train a sweep must rescale the matrix that it carries.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

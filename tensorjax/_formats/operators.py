@@ -40,11 +40,11 @@ class Scalable(NoArray):
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        """Returns the tensor in ``dtype``, with a scalar operation applied to one of its arrays."""
+        """Applies a scalar operation to one of the tensor's arrays; returns it in ``dtype``."""
         raise TypeError("an abstract format holds no arrays")
 
     def _shift(self, exponent: int) -> Self:
-        """Returns the tensor times 2^exponent, a number that its dtype may not hold."""
+        """Multiplies the tensor by 2^exponent, a number that its dtype may not hold."""
         return self._carry(lambda a: scaled(a, exponent), self.dtype)
 
     def __neg__(self) -> Self:

@@ -66,7 +66,7 @@ class FrozenPytree:
 
     @classmethod
     def _unchecked(cls, *values: Any) -> Self:
-        """Builds a format from the values of its fields without checks, of whatever kind."""
+        """Builds a tensor format from the values of its fields, without checks."""
         self = object.__new__(cls)
         self.__dict__.update(zip(cls._fields, values, strict=True))
         return self

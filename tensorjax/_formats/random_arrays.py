@@ -54,7 +54,7 @@ def on_host(
 def drawn(
     draw: Draw, keys: Words, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws random arrays of several shapes by programs that serve other shapes too.
+    """Draws random arrays of several shapes by JAX programs that other shapes reuse.
 
     Entries are those of ``draw`` with the same key and shape, bit by bit. In first calls NumPy
     makes random bits, and a program makes entries of them; it knows how many there are, padded to
@@ -122,7 +122,7 @@ def _from_numpy(
 
 
 class _NotFromBits(Exception):
-    """Error of a distribution that does not make one entry of one word of random bits."""
+    """Exception for a distribution that does not turn one random word into one entry."""
 
 
 def _padded(n: int, least: int) -> int:
@@ -140,14 +140,14 @@ def _vectors(draw: Draw, keys: Any, size: int, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _entries(draw: Draw, bits: Any, dtype: Any) -> jax.Array:
-    """Makes random entries of bits that were drawn before, by JAX's own functions."""
+    """Converts given random bits to entries of a distribution, by JAX's own functions."""
     key = jax.random.wrap_key_data(bits, impl=_given_bits(*bits.shape))
     return draw(key, bits.shape[-1:], dtype)
 
 
 @functools.cache
 def _given_bits(parts: int, two: int, size: int) -> Any:
-    """Returns a generator of JAX whose key holds the bits: (parts, high and low words, size)."""
+    """Returns a JAX random number generator that returns given bits, held by its key."""
 
     def random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
         if shape != (size,):

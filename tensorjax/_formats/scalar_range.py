@@ -16,7 +16,7 @@ Powers = tuple[float, Callable[[], float]]
 
 
 def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> jax.Array:
-    """Returns a scalar, or raises OverflowError if its dtype cannot hold what it stands for.
+    """Returns a computed scalar; raises OverflowError if its dtype cannot hold the true value.
 
     Returned as they are: values known only under a transformation, batches of them, and those on
     accelerators or several devices, for which a program would have to wait. A value of 0 is refused

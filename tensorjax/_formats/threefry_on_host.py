@@ -48,7 +48,7 @@ def words_of(key: Any) -> Words | None:
 
 
 def hashed(keys: Words, places: np.ndarray) -> tuple[Words, Words]:
-    """Computes Threefry-2x32, of 20 rounds, of 64-bit counts.
+    """Hashes 64-bit counts to random bits by Threefry-2x32 with 20 rounds, in NumPy.
 
     Args:
       keys: (…, 2) words.
@@ -90,12 +90,12 @@ def _mixed(first: Words, second: Words, x: Words, y: Words) -> tuple[Words, Word
 
 
 def split(keys: Words, count: int) -> Words:
-    """Splits each of some keys (…, 2) into ``count`` new ones, as `jax.random.split`."""
+    """Splits each random key (…, 2) into ``count`` new ones, as `jax.random.split`, in NumPy."""
     return np.stack(hashed(keys[..., None, :], np.arange(count)), axis=-1)
 
 
 def fold_in(key: Words, data: int) -> Words:
-    """Folds a number into a key (2,), as `jax.random.fold_in` does, as a 32-bit integer."""
+    """Folds a 32-bit integer into a random key (2,), as `jax.random.fold_in`, in NumPy."""
     return np.stack(hashed(key, np.asarray(data % 2**32)), axis=-1)
 
 
@@ -114,7 +114,7 @@ def folded_key(key: Any, data: int) -> Any:
 
 
 def _key(words: Any, like: Any) -> Any:
-    """Makes a key of its words: typed or of the old kind, as another one is."""
+    """Builds a JAX random key from its two words: typed or raw, as the given key is."""
     (moved,) = on_device([words])
     return (
         moved if like.dtype == np.uint32 else jax.random.wrap_key_data(moved, impl="threefry2x32")

@@ -31,7 +31,7 @@ class Kernel(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """Stage of a call, column of the table of kernels: call, trace or host."""
+    """Stage at which a kernel is chosen: at a concrete call, under tracing, or on the host."""
 
     CALL = "call"
     TRACE = "trace"

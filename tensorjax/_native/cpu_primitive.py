@@ -123,7 +123,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether a program being lowered may call the CPU kernel: it is for this process's CPU.
+    """Whether a program being lowered may call the CPU kernel, as it runs on this process's CPU.
 
     If ``alone``, for one device only.
     """

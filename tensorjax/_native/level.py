@@ -27,7 +27,7 @@ def known(machine: str | None = None) -> tuple[str, ...]:
 
 
 def lacks(name: str) -> tuple[str, ...]:
-    """Returns the instructions of a level that this CPU, or Linux, does not offer."""
+    """Returns the instructions of a CPU instruction-set level that this CPU or Linux lacks."""
     if name not in X86:
         return ()
     needed = set().union(*(_NEEDED[lower] for lower in X86[X86.index(name) :]))

@@ -103,7 +103,7 @@ def _load(asked: str) -> tuple[Any, Kernels]:
 
 
 def _reason(why_not: dict[str, str]) -> str:
-    """Returns one reason why no C++ library could be loaded, from those of all levels."""
+    """Returns one reason why no C++ library could be loaded, from the reasons of all levels."""
     if not any(_path(name).exists() for name in why_not):
         return (
             "this installation has none (a wheel without compiled code, or no C++ compiler was "
@@ -117,7 +117,7 @@ def _path(name: str) -> Path:
 
 
 def _missing(name: str) -> str:
-    """Returns what a level's C++ library lacks to be loaded: the file, or CPU instructions."""
+    """Returns the reason why a C++ library cannot be loaded: no file, or no CPU instructions."""
     if not _path(name).exists():
         return "not part of this installation"
     lacking = _level.lacks(name)

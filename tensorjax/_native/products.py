@@ -1,4 +1,4 @@
-"""C++ kernels of inner and entry-wise products of two trains."""
+"""C++ kernels of inner and entry-wise products of two tensor trains."""
 
 from collections.abc import Sequence
 

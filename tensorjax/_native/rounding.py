@@ -79,7 +79,7 @@ def rounded_shapes(
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a train by a C++ kernel, discarding a share of its energy at most.
+    """Rounds a tensor train by a C++ kernel, discarding a share of its energy at most.
 
     None where Gram matrices are too inaccurate for that.
     """

@@ -1,4 +1,4 @@
-"""C++ kernel of the sum of two trains."""
+"""C++ kernel of the sum of two tensor trains."""
 
 from collections.abc import Sequence
 

@@ -31,11 +31,11 @@ class _States(NamedTuple):
     active: np.ndarray  # (b,) booleans
 
     def of(self, which: np.ndarray) -> "_States":
-        """Returns the candidate disentanglers of an index."""
+        """Selects candidate disentanglers from a batch by an index array."""
         return _States(*(x[which] for x in self))
 
     def with_better(self, which: np.ndarray, **new: np.ndarray) -> "_States":
-        """Replaces disentanglers, those of an index, where the new ones have a smaller tail."""
+        """Replaces disentanglers of a batch where new ones discard less energy (tail)."""
         better = new["tail"] < self.tail[which]
         fields = {name: getattr(self, name).copy() for name in new}
         for name, value in new.items():

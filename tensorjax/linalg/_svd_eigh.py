@@ -238,6 +238,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes the columns of an SVD's refinement step whose norms exceed a threshold."""
+    """Zeroes the columns of an SVD's refinement step that are too long to be trusted."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

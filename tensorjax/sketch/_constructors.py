@@ -219,7 +219,7 @@ def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> An
 
 
 def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list[Any] | None:
-    """Draws what `_bernoulli_signs` does, by NumPy; None where the host cannot."""
+    """Draws positions and signs of a sparse map's nonzeros by NumPy; None if the host cannot."""
     words = words_of(key)
     if words is None:
         return None

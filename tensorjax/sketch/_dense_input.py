@@ -64,7 +64,7 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Returns the mode where C++ splits a dense input to apply a map; 0 if XLA serves."""
+    """Returns the mode at which a C++ kernel splits dense rows to apply a map; 0 for XLA."""
     whole = len(n) > 1 and x.shape[1] == math.prod(n)
     cut = _mode_groups.choose_cut(n, m, ranks) if whole else 0
     row = math.prod(n[cut:])

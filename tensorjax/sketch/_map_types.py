@@ -276,7 +276,7 @@ class Sparse(Projection):
 
 @_map_type("cores")
 class TTRows(Projection):
-    """Random map of M independent rows, row i the train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
+    """Random map of M independent rows, row i the tensor train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
 
     Attributes:
       cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).

@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Orders the factors of a map's modes: the largest beside the smallest of ``fixed``."""
+    """Orders a map's mode factors so that the largest meets the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):

@@ -28,7 +28,7 @@ from tensorjax.tt._statistics.density_sampling import (
 
 @placed
 def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> jax.Array:
-    """Samples multi-indices i of a train with probability |t_i|² / ‖t‖², or t_i / Σ t.
+    """Samples multi-indices i of a tensor train with probability |t_i|² / ‖t‖², or t_i / Σ t.
 
     Perfect sampling: one mode after the other from its exact conditional distribution, which a
     right-orthogonal train, or one summed from the right, gives at O(n r²) operations.

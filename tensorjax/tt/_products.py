@@ -1,4 +1,4 @@
-"""Products and sums of trains: exact, or rounded without materialising the exact result."""
+"""Products and sums of tensor trains: exact, or rounded without materialising the exact result."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -266,7 +266,7 @@ def linear_combination(
 
 
 def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks a weight in a sum of products; one out of the dtype's range goes into the term."""
+    """Checks the weight of a term in a sum; scales the term by it if out of the dtype's range."""
     if not is_scalar(weight):
         raise TypeError(f"{name}: expected a number, got {weight!r}")
     if _check.is_traced(weight):

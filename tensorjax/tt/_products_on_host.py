@@ -1,4 +1,4 @@
-"""Exact products of concrete trains: by NumPy at first, later by one call of C++.
+"""Exact products of concrete tensor trains: by NumPy at first, later by one call of C++.
 
 XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
 products of small cores take NumPy no longer than a program of XLA takes to be called. A program of
@@ -32,7 +32,7 @@ _ROW, _PART_OF_ROW = 3.5, 0.25
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
-    """Returns the common dtype of the cores of a product on the host, and whether all have it."""
+    """Returns the common dtype of the cores of a host product, and whether all have it."""
     dtypes = [c.dtype for c in cores]
     if dtypes.count(dtypes[0]) == len(dtypes):
         return dtypes[0], True
@@ -85,7 +85,7 @@ _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
 
 @functools.lru_cache(maxsize=4096)
 def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Counts the multiplications in a host product's sums over modes; inf for empty cores."""
+    """Counts the multiplications of a host product in sums over modes; inf for empty cores."""
     if any(0 in shape for shape in shapes):
         return math.inf
     if kind not in ("matvec", "matmul"):

@@ -28,7 +28,7 @@ _CUTOFF = 100
 
 
 class Stream(NamedTuple):
-    """State of a streaming sum of trains: random sketches of fixed size; a pytree.
+    """State of a streaming sum of tensor trains: random sketches of fixed size; a pytree.
 
     Attributes:
       draws: random vectors of every mode, for the sketches from the left and from the right.
@@ -129,7 +129,7 @@ def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any
 def stream_add(
     state: Stream, term: TT | tuple[TT, TT] | tuple[TTMatrix, TT], weight: Scalar = 1.0
 ) -> Stream:
-    """Adds a weighted train, or product of trains, to a streaming sum, in any order.
+    """Adds a weighted tensor train, or product of trains, to a streaming sum, in any order.
 
     Args:
       state: Stream.
@@ -183,7 +183,7 @@ def _factor(weight: Any, dtype: Any) -> Any:
 
 
 def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
-    """Computes a function of a streaming sum by NumPy in first calls, or else by a program."""
+    """Computes a function of a streaming sum of trains by NumPy or by a compiled JAX program."""
     leaves, dtype = jax.tree.leaves(given), given[0].cores[0].dtype
 
     def work() -> int:

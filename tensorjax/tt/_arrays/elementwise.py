@@ -93,7 +93,7 @@ def _sizes(t: Any) -> Any:
 def divide(
     x: Train, y: Train, *, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Train, CrossInfo]:
-    """Divides trains entry by entry, by cross approximation; no entry of ``y`` may be zero.
+    """Divides tensor trains entry by entry, by cross approximation; no entry of ``y`` may be zero.
 
     Args:
       x: TT or TTMatrix.
@@ -130,7 +130,7 @@ def divide(
 def power(
     x: Train, exponent: int, *, tol: float | None = None, rank: int | Sequence[int] | None = None
 ) -> Train:
-    """Raises the entries of a train to a power, as `numpy.power`, also ``x ** exponent``.
+    """Raises the entries of a tensor train to a power, as `numpy.power`, also ``x ** exponent``.
 
     Args:
       x: TT or TTMatrix.

@@ -101,7 +101,7 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
 
 
 def _mean(t: TT | TTMatrix, axis: Axis, name: str | None) -> Any:
-    """Averages a train over some modes, with the check for overflow or without."""
+    """Averages a train over some modes; overflow of the mean is an error if it has a ``name``."""
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
         powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])

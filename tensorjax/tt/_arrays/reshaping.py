@@ -31,7 +31,7 @@ _EXACT = 10
 
 @placed
 def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) -> Train:
-    """Reshapes a train, its entries in row-major order, as `numpy.reshape`.
+    """Reshapes a tensor train, its entries in row-major order, as `numpy.reshape`.
 
     Args:
       t: TT or TTMatrix.
@@ -322,7 +322,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Callable that `reshape` and `permute` split host cores by, at a given absolute error."""
+    """Callable that splits a host matrix in two factors, truncated to an absolute error."""
 
     error: float
 
@@ -349,7 +349,7 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 
 
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
-    """Scales the cores of a reshaped or permuted train back on the host, for `_train`."""
+    """Multiplies a reshaped train's host cores by 2^exponent, and casts them to a dtype."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     return [c.astype(dtype) for c in cores]
 

@@ -132,7 +132,7 @@ def _joined(x: TT, y: TT, count: int) -> tuple[list[Any], Any, Any]:
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts the modes that `tensordot` sums over to a matrix of outer bonds, as (m, e).
+    """Contracts the modes that `tensordot` sums over to a matrix m·2^e between outer bonds.
 
     The smaller one of these two bonds is carried along.
     """

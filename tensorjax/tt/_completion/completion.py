@@ -1,4 +1,4 @@
-"""Tensor completion: trains from samples, by ALS or Riemannian conjugate gradients."""
+"""Tensor completion: tensor trains from samples, by ALS or Riemannian conjugate gradients."""
 
 import dataclasses
 import itertools
@@ -279,7 +279,7 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """Error by which completions are compared: on held-out samples if there are any."""
+        """Error by which tensor completions are compared: on held-out samples if there are any."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
@@ -294,7 +294,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Fits a train at fixed TT-ranks; returns the best iterate and why the iteration ended."""
+        """Fits a train of fixed TT-ranks to samples; returns the best iterate and why it ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -321,7 +321,7 @@ class _Work:
         return best, "max_iterations"
 
     def is_reached(self, fit: _Fit) -> bool:
-        """Whether a completion has the error asked for, and held-out samples do not deny it."""
+        """Whether a tensor completion meets its tolerance, by fitted and held-out samples."""
         if np.isnan(fit.unseen) and _freedom(fit.cores) > len(self.data.fitted.values):
             return False  # whatever the samples are, some train of these ranks fits them
         return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
@@ -381,7 +381,7 @@ def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) 
 
 
 def _doubled(cores: Cores) -> Cores:
-    """Pads cores in tensor completion to twice their ranks, those of tangent vectors."""
+    """Zero-pads cores to twice their ranks, those of tangent vectors, in tensor completion."""
     last = len(cores) - 1
     pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
             for k, c in enumerate(cores)]  # fmt: skip

@@ -213,7 +213,7 @@ def _share(search: Any) -> float:
 
 
 def _doubt(status: Status, search: Search) -> float:
-    """Returns what `cross` adds to its standard error for parts that held-out entries miss."""
+    """Returns what `cross` adds to its standard error for regions that samples may miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
@@ -351,7 +351,7 @@ class _Dtype:
             )
 
     def finish(self, cores: Cores) -> Cores:
-        """Casts cores to the result's dtype and back, so that measured errors include it."""
+        """Rounds cores to the dtype of `cross`'s result, so that measured errors include it."""
         self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64

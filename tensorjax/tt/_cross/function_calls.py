@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Evaluations:
-    """Record of the function calls of `cross`: multi-indices and values, from which it goes on.
+    """Record of the function calls of `cross`: multi-indices and values, from which it resumes.
 
     Attributes:
       held_out: number of entries that the search held out first.
@@ -78,11 +78,11 @@ class Evaluations:
         return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def places(self, keys: list[int]) -> np.ndarray:
-        """Returns for each key its place in the record of evaluations, or −1."""
+        """Finds the positions of multi-index keys in a record of function values; −1 if absent."""
         return np.array([self._places.get(key, -1) for key in keys], np.int64)
 
     def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
-        """Returns the record with more evaluations; those of keys that it has are left out."""
+        """Returns a record of function values with others added, except for known points."""
         new = np.flatnonzero(self.places(keys.tolist()) < 0)
         return dataclasses.replace(
             self,
@@ -133,7 +133,7 @@ class Calls:
         return values
 
     def done(self) -> list[Any]:
-        """Returns the values that single calls computed before one of their batch failed."""
+        """Returns the function values of a batch that were computed before one call failed."""
         if not isinstance(self._batch, OneByOne) or self._executor is not None:
             return []
         done, self._batch.done = self._batch.done, []
@@ -171,7 +171,7 @@ class Calls:
 
 
 class PaddedCalls:
-    """Callable that compiles a JAX function for few batch sizes; others are called as they are.
+    """Callable that compiles a JAX function for few batch sizes, by padding; calls others as is.
 
     Attributes:
       called: whether the function has returned anything yet.
@@ -206,7 +206,7 @@ class PaddedCalls:
         return self._eager(points) if self.called else self._first(points)
 
     def done(self) -> list[Any]:
-        """Returns the values that single calls computed before one of their batch failed."""
+        """Returns the function values of a batch that were computed before one call failed."""
         return self._eager.done()
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
@@ -316,7 +316,7 @@ def unmasked(values: Any) -> Any:
 
 
 def double(values: np.ndarray) -> np.ndarray:
-    """Converts checked values to float64 or complex128, in memory of their own.
+    """Copies a function's checked values to new arrays of float64 or complex128.
 
     Example:
       >>> import numpy as np

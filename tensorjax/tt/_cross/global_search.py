@@ -63,7 +63,7 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """Longest mode over that of digits, by which searches at edges are shorter."""
+        """Ratio of the longest mode to a digit's, by which `cross` shortens searches at jumps."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
@@ -115,7 +115,7 @@ class GlobalSearch:
         *,
         many: bool,
     ) -> np.ndarray:
-        """Finds multi-indices on both sides of jumps in a cross approximation's train.
+        """Finds multi-indices on both sides of jumps in a cross approximation's tensor train.
 
         Args:
           left: left[k] (r, k) multi-indices, before mode k.
@@ -295,7 +295,7 @@ class _Fibres:
         self._cores = cores
 
     def start(self, points: np.ndarray) -> None:
-        """Computes the vectors right of all modes through entries (m, d)."""
+        """Contracts, for fibres through entries (m, d), the core slices right of every mode."""
         self._right = [np.ones((len(points), 1))]
         for k in range(points.shape[1] - 1, 0, -1):
             slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
@@ -303,12 +303,12 @@ class _Fibres:
         self._left = np.ones((len(points), 1))
 
     def values(self, k: int) -> np.ndarray:
-        """Computes the fibres of mode k, (m, n_k); all modes before it must have been taken."""
+        """Evaluates a train's fibres along mode k, (m, n_k), with the modes before k fixed."""
         self._rows = absorb(self._left, self._cores[k])  # (entries, n, r)
         return (self._rows * self._right.pop()[:, None]).sum(axis=2)
 
     def take(self, index: np.ndarray) -> None:
-        """Goes on to the next mode at given indices (m,) of this one."""
+        """Fixes the indices (m,) of a mode, and moves on to the train's fibres along the next."""
         self._left = self._rows[np.arange(len(index)), index]
 
 

@@ -1,4 +1,4 @@
-"""Greedy cross interpolation: nested index sets of a train, grown pivot by pivot.
+"""Greedy cross interpolation: nested index sets of a tensor train, grown pivot by pivot.
 
 Bond k = 0 … d lies left of mode k. Its *left set* holds r_k multi-indices of the modes before it,
 its *right set* as many of the modes after it. Core k of the interpolation needs the *fibres*
@@ -70,7 +70,7 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Builds the cores of the train that interpolates the tensor at its greedy pivots."""
+        """Builds the cores of the train that interpolates a tensor at its greedy pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
@@ -166,7 +166,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """Builds the block (unfolding) of one bond, in which pivots are sought."""
+        """Builds the unfolding of a tensor at one bond, in which greedy pivots are sought."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -177,7 +177,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Locates pivots that were added from outside among the columns of a bond's block."""
+        """Finds the columns of a bond's unfolding that are pivots given from outside."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -267,7 +267,7 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Computes the error of a cross interpolation at entries (i, j), before new pivots."""
+        """Computes the error of a cross interpolation at entries (i, j) of a bond's unfolding."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
@@ -277,7 +277,7 @@ class _Block:
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j or row i of a block; False if its residual is too small."""
+        """Adds a greedy pivot in column j or row i; False if its residual is too small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -301,7 +301,7 @@ class _Block:
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates the function on column j of a block; returns values and residuals."""
+        """Evaluates column j of a tensor's unfolding: returns its values and its residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -309,7 +309,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates the function on row i of a block; returns values and residuals."""
+        """Evaluates row i of a tensor's unfolding: returns its values and its residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:

@@ -96,7 +96,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Evaluates all entries of the tensor and holds them out, so that errors are exact."""
+        """Evaluates all entries of a tensor as held-out ones, which makes error estimates exact."""
         index = self._every()
         parts = [self._oracle.points(index[k : k + _READ]) for k in range(0, len(index), _READ)]
         self.values = np.concatenate(parts)
@@ -153,7 +153,7 @@ class HeldOut:
         return self.mix(cores)
 
     def mix(self, cores: Cores) -> bool:
-        """Adds held-out entries drawn from the train with probability |t|² / ‖t‖²."""
+        """Adds held-out entries drawn from the tensor train with probability |t|² / ‖t‖²."""
         if self.all:
             return False
         source = Sampler(cores)
@@ -190,7 +190,7 @@ class HeldOut:
 
     @property
     def plain(self) -> bool:
-        """Whether all held-out entries are uniformly random, none drawn from a train."""
+        """Whether all held-out entries are uniformly random, none drawn from a tensor train."""
         return self._source is None
 
     @property
@@ -261,7 +261,7 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def exact(self, cores: Cores) -> bool:
-        """Whether a train equals f up to roundoff at every random entry, small or large.
+        """Whether a tensor train equals f up to roundoff at every random entry, small or large.
 
         Then it has found all of f that has a tail: another peak, as small as the one found, would
         be far above the roundoff of the small values that random entries meet.
@@ -274,7 +274,7 @@ class HeldOut:
         return bool((self.wrong(cores, index, values) <= _EXACT * roundoff * size).all())
 
     def places(self, point: np.ndarray) -> np.ndarray:
-        """Returns the positions of a multi-index among the held-out entries."""
+        """Finds the positions of a multi-index among the held-out entries of `cross`."""
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
@@ -296,7 +296,7 @@ class HeldOut:
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Computes the absolute errors of a train at multi-indices with known values."""
+        """Computes the absolute errors of a tensor train at multi-indices with known values."""
         return np.sqrt(squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:

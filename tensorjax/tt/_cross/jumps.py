@@ -1,4 +1,4 @@
-"""Search for jumps of `cross`'s train: pairs of neighbouring entries between which it jumps.
+"""Search for jumps of `cross`'s tensor train: pairs of neighbouring entries between which it jumps.
 
 A function that jumps is right nearly everywhere once its train has the right ranks, and wrong next
 to the edges, which the train has at slightly wrong places. The train itself says where its edges
@@ -79,7 +79,7 @@ def edges(
 def _beside(
     cores: Cores, low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-    """Returns how much the train changes next to jumps: one step beyond pairs of neighbours.
+    """Computes how much a train changes one step beyond pairs of entries that it jumps between.
 
     Between the neighbours of the pair, and between the pairs of which only the indices up to the
     one that differs are other ones, by one: where a line runs through several coordinates, those
@@ -139,7 +139,7 @@ def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) ->
 
 
 def _drawn(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws the part of each line in which the search for a jump goes on, by its changes."""
+    """Draws the part of each line that is searched next for a jump, weighted by its change."""
     weights = np.cumsum(parts, axis=0)
     return np.minimum((weights <= rng.random(len(parts.T)) * weights[-1]).sum(axis=0), 2)
 

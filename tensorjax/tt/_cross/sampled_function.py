@@ -26,15 +26,15 @@ _IN_RANGE, _SQUARABLE = 100, 200
 
 
 class BudgetExhausted(Exception):
-    """Exception of a sampled function: the evaluations would exceed the budget of `cross`."""
+    """Exception of a function sampled by `cross`: evaluations would exceed the budget."""
 
 
 class Rescaled(Exception):
-    """Exception of a sampled function: values so large that earlier ones were rescaled."""
+    """Exception of a function sampled by `cross`: earlier values were rescaled for a large one."""
 
 
 class FunctionFailed(Exception):
-    """Exception of a sampled function: f failed, and that is to end the search."""
+    """Exception of a function sampled by `cross`: it failed, which ends the search."""
 
 
 class Part(NamedTuple):
@@ -116,7 +116,7 @@ class Oracle:
 
     @property
     def programs(self) -> set[int]:
-        """Batch sizes for which the sampled function was compiled."""
+        """Batch sizes for which the function sampled by `cross` was compiled."""
         return self._calls.programs
 
     @property
@@ -134,7 +134,7 @@ class Oracle:
         return np.fromiter((key in self._rows for key in keys), bool, len(keys))
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Builds the `Part` of given indices (m, k) of the modes from ``first`` on."""
+        """Builds parts (m, k) of multi-indices, from mode ``first`` on, with their flat offsets."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
@@ -198,7 +198,7 @@ class Oracle:
         return out
 
     def _keep(self, keys: list[int], values: np.ndarray) -> None:
-        """Stores values in the cache, which is emptied first if it would become too large."""
+        """Caches values of a sampled function; empties the cache first if it is too large."""
         first = len(self._rows)
         if first + len(keys) > self._cache:
             self._rows, self._values, first = {}, self._values[:0], 0
@@ -224,7 +224,7 @@ class Oracle:
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
     def again(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function once more at known multi-indices: (m, 1) or (m, components)."""
+        """Evaluates a sampled function again at known multi-indices: (m, 1) or (m, components)."""
         values = self._evaluated(index, self.part(index, 0).keys.tolist())
         self.evaluations += len(index)
         return linalg.scaled(values, -self.exponent)
@@ -286,7 +286,7 @@ class Oracle:
             self._record = self._record.more(*kept, self.dtype)
 
     def _positions(self, keys: list[int]) -> np.ndarray:
-        """Converts keys to an array of 64 bits, or of Python integers where those are too few."""
+        """Converts flat positions of entries to an array: int64, or Python integers if larger."""
         return np.array(keys, self._strides.dtype)
 
     def _recorded(self, keys: np.ndarray, values: np.ndarray, held_out: int) -> Evaluations:
@@ -295,7 +295,7 @@ class Oracle:
         return Evaluations(shape, held_out, keys, values, components, self.dtype)
 
     def record(self, held_out: int) -> Evaluations:
-        """Returns all values of the function that are known, for a search that goes on."""
+        """Returns all known values of a sampled function as a record, to resume `cross` from."""
         values = linalg.scaled(self._values[: len(self._rows)], self.exponent)
         out = self._recorded(self._positions(list(self._rows)), values, held_out)
         old = self._record
@@ -343,7 +343,7 @@ class Oracle:
         return wide.reshape(len(points), -1)
 
     def _found(self, kind: Any) -> None:
-        """Widens the dtype of the function's values to one that was found."""
+        """Widens the dtype of a sampled function's values to hold the newly returned ones."""
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
 
     def _name(

@@ -60,7 +60,7 @@ Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
 
 
 class Levels(NamedTuple):
-    """Eigenpairs in ascending order, and how thoroughly lower ones were searched for."""
+    """Eigenpairs in ascending order, and how thoroughly missed lower ones were searched for."""
 
     pairs: list[Pair]
     check: Check
@@ -93,7 +93,7 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the eigenpair that DMRG finds from a train given by the user."""
+        """Adds the eigenpair that DMRG finds from a tensor train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
@@ -125,7 +125,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """Searches one eigenpair by DMRG from a start, with all pairs found so far deflated.
+        """Searches one eigenpair by DMRG from a start, with all found eigenpairs deflated.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """

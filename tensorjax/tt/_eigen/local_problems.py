@@ -16,7 +16,7 @@ _DENSE = 64
 
 
 class Rule(NamedTuple):
-    """Options of a sweep's local eigenproblems: sites, rank cap, truncation, Lanczos, expansion.
+    """Options of local eigenproblems in a DMRG sweep: sites, rank cap, truncation, Lanczos.
 
     Attributes:
       sites: of a local problem, 1 or 2.

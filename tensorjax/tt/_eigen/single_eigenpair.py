@@ -194,7 +194,7 @@ class Course:
 
     @property
     def hopeful(self) -> bool:
-        """Whether the estimated residual is small enough to measure the true residual."""
+        """Whether DMRG's estimated residual is small enough to measure the true residual."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
@@ -220,7 +220,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
-        """Records the report of a DMRG sweep, and sets a status if the search is to end."""
+        """Records the report of a DMRG sweep; sets the eigenpair's status if the search ends."""
         settled = abs(self.value - seen.value) <= self.asked
         energy_tol = self.search.energy_tol or 0.0
         calm = abs(self.value - seen.value) <= energy_tol * max(self.scale, abs(seen.value))

@@ -1,4 +1,4 @@
-"""Inner products of all pairs of two lists of trains in one sweep, as a matrix."""
+"""Inner products of all pairs of two lists of tensor trains in one sweep, as a matrix."""
 
 import functools
 from collections.abc import Sequence

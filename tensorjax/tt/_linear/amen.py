@@ -28,7 +28,7 @@ _TAIL = 16
 
 @dataclasses.dataclass
 class State:
-    """State of the AMEn solver for A x = b: trains and interfaces, centred at one site.
+    """State of the AMEn solver for A x = b: tensor trains and interfaces, centred at one site.
 
     Attributes:
       a: cores of A, and those of its mirror image.
@@ -48,7 +48,7 @@ class State:
     zb: Cores
 
     def mirrored(self) -> "State":
-        """Mirrors all trains and interfaces of AMEn's state, for the sweep back."""
+        """Mirrors all tensor trains and interfaces of AMEn's state, for the sweep back."""
         return State(
             (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
@@ -93,7 +93,7 @@ class Pass:
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
-    """Builds AMEn's state at the first site from right-orthogonal trains x and z."""
+    """Builds AMEn's state at the first site from right-orthogonal tensor trains x and z."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
     s = State(
@@ -278,7 +278,7 @@ def _candidates(
     measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
-    """Yields AMEn's solution after a sweep without enrichment, and before it, with residuals."""
+    """Yields AMEn's solutions after and before a sweep without enrichment, with residuals."""
     before = s.x
     sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
     for x in (s.x, before):

@@ -141,7 +141,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether `solve` should not try the normal equations after AMEn: useless, or too costly."""
+    """Whether `solve` skips the normal equations after AMEn, as useless or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE

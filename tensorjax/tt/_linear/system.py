@@ -80,7 +80,7 @@ class System:
         return self.residual(cast)
 
     def fits(self, x: Cores, tol: float) -> bool:
-        """Whether x leaves a residual of at most ``tol`` in the dtype of the result too."""
+        """Whether x, cast to the result's dtype too, leaves a residual of at most ``tol``."""
         return np.dtype(self.dtype) == self.wide or self.cast_residual(x) <= tol
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
@@ -90,7 +90,7 @@ class System:
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """Draws a right-orthogonal random train of the shape of the right-hand side."""
+        """Draws a right-orthogonal random tensor train of the shape of the right-hand side."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -143,7 +143,7 @@ def smooth_start(b: Cores, rank: int) -> Cores:
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """Scales a linear system's matrix so that interfaces with x are near one; returns it and e."""
+    """Scales cores of A so that interfaces of A x = b are near one; returns the exponent too."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

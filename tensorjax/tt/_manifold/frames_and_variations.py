@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns the shardings of a tangent vector's parts: those of the train's cores."""
+    """Returns shardings for the parts of a tangent vector: those of the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -169,7 +169,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether tangent vectors' cores are so near one that projections need no scaling."""
+    """Whether the cores of trains are so near one that tangent projections need no scaling."""
     if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
@@ -188,7 +188,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects a train on the tangent space of a frame; returns the tangent vector, a train.
+    """Projects a tensor train on the tangent space of a frame; returns the tangent vector, a train.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.

@@ -77,7 +77,7 @@ _tangent = jax.jit(tangent)
 
 @jax.jit
 def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
-    """Returns the frame of a point, the variations that give it, their exponent and its share."""
+    """Writes a tensor train as a tangent vector at itself: frame, variations and exponents."""
     at, last, exponent = frame(x)
     share = shared(0, exponent, x.order, last.dtype)
     return at, (*map(jnp.zeros_like, at.left), last), exponent, share
@@ -85,7 +85,7 @@ def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
 
 @jax.jit
 def _gradient(at: Frame, slopes: Arrays, exponent: Any) -> TT:
-    """Makes a Riemannian gradient of the derivatives by the variations of a point."""
+    """Builds a Riemannian gradient from the derivatives by a tangent vector's variations."""
     # JAX's gradient of a real function is the conjugate of the steepest ascent.
     deltas = gauged(at, tuple(map(jnp.conj, slopes)))
     share = shared(0, -exponent, len(deltas), deltas[-1].dtype)

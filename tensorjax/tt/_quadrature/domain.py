@@ -1,4 +1,4 @@
-"""Arguments of integrals: domains, finite or not, numbers of points, absolute errors."""
+"""Arguments of integrals: bounded or unbounded domains, numbers of points, absolute errors."""
 
 import math
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Domain(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether no dimension of the domain is unbounded."""
+        """Whether the domain of an integral is bounded in all dimensions."""
         return not self.kinds.any()
 
     def mapped(self, u: Any) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ def checked_atol(atol: float) -> float:
 
 
 def checked_points(points: Any, rule: str, dims: int) -> tuple[tuple[int, ...], bool]:
-    """Checks an integral's ``points``: returns the number per dimension, and if it may grow."""
+    """Checks an integral's ``points``: returns the number per dimension, and whether it grows."""
     if rule not in FIRST:
         raise ValueError(f"rule: expected one of {tuple(FIRST)}, got {rule!r}")
     if points is None:

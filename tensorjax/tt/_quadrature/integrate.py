@@ -168,7 +168,7 @@ class _Problem(NamedTuple):
 
     @property
     def ends(self) -> list[tuple[float, float]]:
-        """Ends of the finite box of the variables of the quadrature rule."""
+        """Ends of the finite box over which the quadrature rule integrates, one pair a variable."""
         return self.domain.ends
 
     def of_index(self, index: Any) -> Any:
@@ -194,7 +194,7 @@ class _Problem(NamedTuple):
         return values
 
     def _at(self, points: Any, *, one: bool = False) -> tuple[Any, Any]:
-        """Evaluates f times the slope of the substitution; returns the points of f too."""
+        """Evaluates the integrand times the substitution's slope |dx/du|; returns points x too."""
         if self.domain.finite:
             return self.f(points[0] if one else points), points
         x, slope = self.domain.mapped(points)
@@ -282,7 +282,7 @@ def _rms(values: np.ndarray) -> Any:
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Evaluates the cross approximation of a function to integrate at nodes, all components."""
+    """Evaluates all components of an integrand's cross approximation at quadrature nodes."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]

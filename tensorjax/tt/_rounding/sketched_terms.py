@@ -1,4 +1,4 @@
-"""Sums of terms, trains or products of two, rounded by random sketches, not formed exactly.
+"""Sums of tensor trains and of products of trains, rounded by random sketches, not formed exactly.
 
 A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
 bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
@@ -72,7 +72,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Contracts a matrix with the left bonds of a term of a rounded sum: one core or two.
+    """Contracts a matrix with the left bonds of a train, or of a product of two, in a rounded sum.
 
     The bonds of a product are pairs.
     """

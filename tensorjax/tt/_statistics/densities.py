@@ -109,7 +109,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
 
 @placed
 def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Array:
-    """Computes log(t_i / Σ_j t_j) at multi-indices of a train that is a probability density.
+    """Computes log(t_i / Σ_j t_j) at multi-indices of a tensor train that is a probability density.
 
     Args:
       t: TT, real and non-negative; or any with ``squared``.
@@ -162,7 +162,7 @@ _log_density = jax.jit(_logarithms, static_argnums=2)
 
 
 def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
-    """Computes logarithms and signs of a density's train at multi-indices, in any range."""
+    """Computes logarithms and signs of a density's tensor train at multi-indices, in any range."""
     xp = np if linalg.is_host(t.cores[0]) else jnp
     dtype = linalg.factor_dtype(t.dtype)
     flat = index.reshape(-1, t.order)

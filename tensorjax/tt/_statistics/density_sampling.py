@@ -29,7 +29,7 @@ def mass_is_positive(
 
 
 def is_real(t: TT) -> None:
-    """Raises TypeError if a train given as a density, to draw samples from, is complex."""
+    """Raises TypeError if a tensor train given as a density, to draw samples from, is complex."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TypeError(
             f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
@@ -59,13 +59,13 @@ def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
 
 
 def near_one(t: TT) -> TT:
-    """Scales each core of a density near one by a power of two: normalised, it is the same."""
+    """Scales a train's cores near one by powers of two; the normalised density is the same."""
     real = linalg.factor_dtype(t.dtype)
     return TT._unchecked(tuple(in_range(c.astype(real)).astype(c.dtype) for c in t.cores))
 
 
 def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
-    """Samples multi-indices i of a train with probability t_i / Σ t; returns its sign too."""
+    """Samples multi-indices i of a train with probability t_i / Σ t; also returns sign(Σ t)."""
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)

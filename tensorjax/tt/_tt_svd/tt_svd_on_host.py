@@ -249,7 +249,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether a host TT-SVD keeps all of a triangle r, whose singular values are all too large."""
+    """Whether all singular values of a triangle r are too large for TT-SVD to discard any."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:

@@ -89,7 +89,7 @@ def first_bases(
 
 
 def _relative(rows: np.ndarray, scale: Any) -> np.ndarray:
-    """Divides values of f along lines by a scale, to choose degrees; zero where that is zero."""
+    """Divides sampled values by a scale, relative to which Chebyshev degrees are chosen."""
     return rows / np.where(scale > 0, scale, 1.0)
 
 

@@ -265,7 +265,7 @@ class _Work:
         return [balanced(*svd_round(c, self.ranks, None)) for c in found]
 
     def error(self, replicas: Sequence[Cores]) -> float:
-        """Computes the error of the fits on the held-out samples."""
+        """Computes the error of functional-train fits on the held-out samples."""
         residuals = [
             values_at(cores, [r[part] for r in self.rows]) - self.data.y[part]
             for cores, part in zip(replicas, self.data.held, strict=False)
@@ -273,7 +273,7 @@ class _Work:
         return _rms(np.concatenate(residuals))
 
     def keep(self, found: _Fit) -> None:
-        """Stores a fit as the best one, and records its error."""
+        """Stores a functional-train fit as the best one, and records its held-out error."""
         self.best = found
         self.history.append((max([1, *found.ranks]), found.ridge, found.unseen))
 
@@ -309,7 +309,7 @@ class _Work:
                 self.tune()
 
     def tune(self) -> None:
-        """Tries larger and smaller regularisation (ridge) for the best fit."""
+        """Tries larger and smaller regularisation (ridge) for the best functional-train fit."""
         for factor in (0.1, 10.0):
             while self.fixed_ridge is None and self.best.unseen > self.tol:
                 if not self.improved(self.best.replicas, self.best.ridge * factor, _TRIAL):
@@ -353,7 +353,7 @@ class _Work:
         return [*(balanced(*svd_round(c, ranks, None)) for c in others), last]
 
     def result(self, seconds: float) -> tuple[FunctionTrain, FitInfo]:
-        """Returns the functional train of the best fit, and its report."""
+        """Returns the functional train that fits the samples best, and the report of the fit."""
         data, best = self.data, self.best
         cores = best.replicas[-1]
         error = _rms(values_at(cores, self.rows) - data.y)

@@ -29,7 +29,7 @@ class FunctionTrain(
     encode=lambda bases: [[type(b).__name__, *dataclasses.astuple(b)] for b in bases],
     decode=lambda saved: tuple(_KINDS[name](*fields) for name, *fields in saved),
 ):
-    """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a train.
+    """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a tensor train.
 
     A pytree: the bases are static, the cores of c are its arrays.
 

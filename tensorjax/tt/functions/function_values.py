@@ -34,7 +34,7 @@ class Values(NamedTuple):
 
 
 class CheckedValues:
-    """Callable that `interpolate` samples a function by; ValueError for NaN, Inf, wrong shapes."""
+    """Callable that samples a function for `interpolate`; ValueError for NaN, Inf, wrong shapes."""
 
     def __init__(
         self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any

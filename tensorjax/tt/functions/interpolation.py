@@ -256,7 +256,7 @@ class _Work:
         return None
 
     def again(self, found: Fit, *, more: bool = False) -> Fit:
-        """Measures an interpolation's error anew, with more random points if f cost far more."""
+        """Measures an interpolation's error again, with more test points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
         count = int(min(share * self.values.spent[0] - self.tests.random, self.values.left // 2))
         if count > self.tests.random // 2:
@@ -277,7 +277,7 @@ class _Work:
         return part
 
     def anew(self, part: HiddenPart) -> list[Basis]:
-        """Chooses degrees of an interpolation anew, by lines through a part of f found late too."""
+        """Chooses an interpolation's degrees again, by lines through a newly found part of f."""
         points = np.concatenate(
             [_given(self.options.get("pivots"), len(self.given)), part.point[None]]
         )

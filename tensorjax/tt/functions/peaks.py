@@ -63,7 +63,7 @@ class Peaks:
     def __init__(
         self, points: np.ndarray, values: np.ndarray, given: int, rng: np.random.Generator
     ):
-        """Starts from points (n, d) with values (n, components): random ones, the last given."""
+        """Chooses starts of ascents from points (n, d) and values of f: random and given ones."""
         start = len(points) - given
         every = np.linalg.norm(values, axis=1)
         sizes = every[:start]
@@ -86,7 +86,7 @@ class Peaks:
         return _MORE_SWEEPS if self._climbed else (_SWEEPS if self.concentrated else 2)
 
     def hidden(self, lines: np.ndarray) -> bool:
-        """Whether a peak stands out of all values (m, n, components) on the line through it."""
+        """Whether |f| at a climbing point is far above its values at the nodes of its line."""
         return bool((np.linalg.norm(lines, axis=2).max(axis=1) < _HIDDEN * self._sizes).any())
 
     def climb(
@@ -155,7 +155,7 @@ class HiddenPart(NamedTuple):
 
 
 def standing_out(wrong: np.ndarray) -> int | None:
-    """Returns the place of the largest of some errors if it is far above the others, else None.
+    """Returns the index of the largest of some errors if it is far above the others, else None.
 
     Example:
       >>> import numpy as np
@@ -219,7 +219,7 @@ def hidden_part(
 
 
 def _width(line: np.ndarray, wrong: np.ndarray, top: float) -> float:
-    """Returns how far the errors on a line are large, on the side where they are so farther."""
+    """Returns how far large errors extend along a line, on the side where they extend farther."""
     far = np.abs(line - top)
     large = wrong > _END * wrong.max()
     beyond = far[~large & (far > 0)]

@@ -190,7 +190,7 @@ class _Leaf:
 
 
 class _Splitting:
-    """Adaptive splitting of a function's domain into patches: fitted ones, and waiting ones."""
+    """State of an adaptive splitting of a function's domain: fitted and waiting patches."""
 
     def __init__(self, oracle: Oracle, **options: Any):
         self.tol: float = options["tol"]
@@ -204,7 +204,7 @@ class _Splitting:
         self._waiting: list[tuple[float, Prefix, _Leaf]] = []  # with what the parent found there
 
     def run(self) -> Status:
-        """Fits and splits patches until every patch fits or a limit is met."""
+        """Fits patches of a function's domain, and splits them until all fit or a limit is met."""
         self._oracle.start(np.zeros((1, len(self._modes)), np.int64))
         _check.tolerance(self.tol, self._kind)
         self.tol = max(_FIT * self.tol, 10 * float(jnp.finfo(self._kind).eps))
@@ -344,7 +344,7 @@ class _Splitting:
         return self._pivots[here, len(prefix) :] if here.any() else None
 
     def merge(self, tol: float) -> float:
-        """Joins patches that one train of bounded rank can hold; returns the error of that."""
+        """Merges patches that one train of bounded rank can hold; returns the error allowed."""
         depth = max(map(len, self.leaves))
         share, spent = tol / max(1, depth), 0
         for level in range(depth, 0, -1):
