@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def as_int32(ids: jax.Array, count: int) -> jax.Array:
-    """Casts integer ids in a program to int32; those out of range stay so and give NaN.
+    """Casts integer ids to int32 in a JAX program; those out of range stay so, and give NaN.
 
     A plain cast would let 2³² + 5 be the id 5.
     """

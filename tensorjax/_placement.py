@@ -360,7 +360,7 @@ def _is_sharded(x: Any) -> bool:
 
 
 def _is_format(x: Any) -> bool:
-    """Whether an object is a format such as a train, whose arrays results are placed like."""
+    """Whether an object is a tensor format, as a train, by whose arrays results are placed."""
     return type(x).__module__.startswith("tensorjax.") and not isinstance(x, tuple)
 
 

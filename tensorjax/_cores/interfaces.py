@@ -16,7 +16,7 @@ Array = Any
 
 
 def edge(like: Array, *, operator: bool = True) -> Array:
-    """Returns the interface (environment) at an end of a train: an array whose one entry is 1."""
+    """Returns the interface (environment) at an end of a tensor train: one entry, equal to 1."""
     return linalg.identity_like(1, like).reshape((1, 1, 1) if operator else (1, 1))
 
 

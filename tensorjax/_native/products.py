@@ -11,7 +11,7 @@ from tensorjax._native.argument_checks import check_arrays, check_train
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the inner product of two trains by a C++ kernel, as mantissa and exponent (m, e).
+    """Computes the inner product of two tensor trains by a C++ kernel, as (m, e) for m·2^e.
 
     Its value is Σ x_i y_i = m·2^e.
 
@@ -77,7 +77,7 @@ def _product_shape(x: Sequence[int], y: Sequence[int], sums: bool) -> tuple[int,
 
 
 def overlap(xs: Sequence[jax.Array], ys: Sequence[jax.Array] = ()) -> jax.Array:
-    """Computes the inner product of two real trains by a C++ kernel, or with one train its norm.
+    """Computes the inner product of two real tensor trains, or the norm of one, by a C++ kernel.
 
     Args:
       xs: cores (r, n, s) of x, float32 or float64, none empty; computed in float64.

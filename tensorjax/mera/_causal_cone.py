@@ -143,7 +143,7 @@ def expectation(
 
 
 def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
-    """Whether NumPy computes a local expectation value of a MERA, in place of a program of JAX."""
+    """Whether NumPy, not a JAX program, computes a local expectation value of a MERA."""
     arrays = [*jax.tree.leaves(m), *([] if linalg.is_host(o) else [o])]
     structure = at, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: 0.0}

@@ -27,7 +27,7 @@ _LEAST = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
-    """Division of d modes into consecutive groups, with its modelled cost.
+    """Division of a random map's d modes into consecutive groups, with its predicted cost.
 
     Attributes:
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.

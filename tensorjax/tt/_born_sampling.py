@@ -1,4 +1,4 @@
-"""Perfect sampling of multi-indices from the entries of a train, or their squares (Born rule)."""
+"""Perfect sampling of multi-indices from the entries of a tensor train, or by the Born rule."""
 
 import functools
 from typing import Any
@@ -108,7 +108,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 
 
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
-    """Samples multi-indices of a train by the Born rule from given Gumbel noise, by NumPy."""
+    """Samples multi-indices of a tensor train by the Born rule from Gumbel noise, by NumPy."""
     dtype = linalg.factor_dtype(t.dtype)
     host = near_one(TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores)))
     cores, _ = orthogonal_cores(host, 0)

@@ -191,7 +191,7 @@ def linear_combination(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Computes a sum of weighted trains and products of trains (x * y, A x), exactly or rounded.
+    """Computes a weighted sum of tensor trains and their products (x * y, A x), exact or rounded.
 
     Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
     it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.

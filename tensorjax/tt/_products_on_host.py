@@ -40,7 +40,7 @@ def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
 
 
 def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
-    """Computes an exact product of trains on the host, by NumPy or C++; None if XLA is better.
+    """Computes an exact product of tensor trains by NumPy or C++; None if XLA is better.
 
     By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
     out of range stay here. ``known_dtype`` is that of all cores, where the caller knows it.

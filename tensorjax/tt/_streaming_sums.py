@@ -59,7 +59,7 @@ jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
 ) -> Stream:
-    """Creates an empty streaming sum of trains, which random sketches of fixed size represent.
+    """Creates an empty streaming sum of tensor trains, stored as random sketches of fixed size.
 
     Args:
       key: `jax.random.key`, of the random sketches.
@@ -167,7 +167,7 @@ def stream_add(
 
 
 def _factor(weight: Any, dtype: Any) -> Any:
-    """Converts the weight of a term to the dtype of the stream, which has to hold it."""
+    """Casts the weight of a streaming sum's term to its dtype; ValueError if it does not fit."""
     _check.scalar("weight", weight)
     with np.errstate(all="ignore"):
         try:
@@ -183,7 +183,7 @@ def _factor(weight: Any, dtype: Any) -> Any:
 
 
 def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
-    """Computes a function of a streaming sum of trains by NumPy or by a compiled JAX program."""
+    """Computes a function of a streaming sum of tensor trains, by NumPy or in a JAX program."""
     leaves, dtype = jax.tree.leaves(given), given[0].cores[0].dtype
 
     def work() -> int:

@@ -168,7 +168,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 @with_entries
 def _measured(*tensors: Tucker, f: Any, name: str) -> jax.Array:
-    """Evaluates a norm or distance of Tucker tensors: on the host by NumPy, or in a program."""
+    """Evaluates a norm or distance of Tucker tensors: by NumPy on the host, or in a JAX program."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if choose_kernel("tucker.norm", tensors) is PROGRAM:

@@ -120,7 +120,7 @@ def argmin(
 
 
 class _Found(NamedTuple):
-    """Candidates for a train's largest entry: multi-indices, and a bound on all other entries."""
+    """Candidates for a tensor train's largest entry, and a bound on all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -201,7 +201,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a train for entries of large magnitude, by a beam search from left to right."""
+    """Searches a tensor train for large entries by a beam search from left to right."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:

@@ -74,7 +74,7 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
 
 
 def _joined_on_host(x: TT, y: TT, count: int) -> Any:
-    """Computes a `tensordot` of last with first modes on the host, by NumPy."""
+    """Computes a `tensordot` of one train's last modes with another's first, by NumPy."""
     x, y = jax.tree.map(np.asarray, (x, y))
     with np.errstate(all="ignore"):
         cores, scalar, exponent = _joined(x, y, count)

@@ -29,7 +29,7 @@ class Samples(NamedTuple):
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
-    """Groups the samples of a completion by their index in each mode, for ALS."""
+    """Groups the samples of a tensor completion by their index in each mode, for ALS."""
     rows = []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")

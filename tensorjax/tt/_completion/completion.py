@@ -41,7 +41,7 @@ _PATIENCE, _SLOW = 40, 3
 
 @dataclasses.dataclass(frozen=True)
 class CompleteInfo:
-    """Report of a completion: status, errors on fitted and held-out samples, ranks, advice.
+    """Report of a tensor completion: status, fitted and held-out errors, ranks, advice.
 
     Attributes:
       status: "reached" (the error is at most ``tol``, and on held-out samples, if there are any, at
@@ -200,7 +200,7 @@ def complete(
 
 
 def _advice(status: str, fit: "_Fit", method: Method) -> str:
-    """Returns what to try next after a completion, by what its two errors say."""
+    """Returns advice after a tensor completion, by its errors on fitted and held-out samples."""
     if status in _ADVICE:
         return _ADVICE[status]
     if status == "overfit" or fit.unseen > _APART * fit.error:

@@ -1,4 +1,4 @@
-"""State of a cross approximation under way: its index sets, its train, and its estimated error."""
+"""State of a running cross approximation: index sets, tensor train, and estimated error."""
 
 import math
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _HALF, _QUARTER, _FEW_ENTRIES = 2, 4, 1 << 16
 
 
 class Approximation:
-    """State of a cross approximation: index sets, best train so far, and its estimated error.
+    """State of a cross approximation: index sets, best tensor train, and its estimated error.
 
     Attributes:
       oracle: f.

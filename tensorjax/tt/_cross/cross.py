@@ -58,7 +58,7 @@ def cross(
     on_error: Literal["raise", "return"] = "raise",
     resume: CrossInfo | None = None,
 ) -> tuple[TT, CrossInfo]:
-    """Approximates a function of multi-indices or grid points by a train, from few evaluations.
+    """Approximates a function of multi-indices or grid points by a tensor train, from few values.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
     the largest residual (greedy two-site cross interpolation). No entry is evaluated twice, but for

@@ -189,7 +189,7 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two matrices whose product interpolates a block at its greedy pivots."""
+        """Returns two matrices whose product interpolates a bond's unfolding at its pivots."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 

@@ -142,7 +142,7 @@ class HeldOut:
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
-        """Adds held-out entries drawn from the train if the present ones miss where it is large.
+        """Adds held-out entries drawn from a tensor train if others miss its large entries.
 
         Returns:
           Whether the entries are others now.
@@ -278,7 +278,7 @@ class HeldOut:
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
-        """Computes squared errors of a train at the first ``count`` held-out entries, or at all."""
+        """Computes squared errors of a tensor train at all or the first held-out entries."""
         wrong = squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
@@ -300,7 +300,7 @@ class HeldOut:
         return np.sqrt(squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """Estimates the error of a train, from a quarter of the held-out entries if it is large."""
+        """Estimates the error of a tensor train, from few held-out entries if it is large."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -309,7 +309,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """Estimates the relative error of a train, and its standard error, at held-out entries."""
+        """Estimates a tensor train's relative error at held-out entries, and its deviation."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)

@@ -28,7 +28,7 @@ _SHARP = 30
 def edges(
     cores: Cores, starts: np.ndarray, sizes: np.ndarray, least: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds pairs of neighbouring entries between which a train jumps, by bisection along lines.
+    """Finds neighbouring entries between which a tensor train jumps, by bisection along lines.
 
     Args:
       starts: (m, d) entries, one line through each.
@@ -79,7 +79,7 @@ def edges(
 def _beside(
     cores: Cores, low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-    """Computes how much a train changes one step beyond pairs of entries that it jumps between.
+    """Computes a tensor train's change one step beyond pairs of entries that it jumps between.
 
     Between the neighbours of the pair, and between the pairs of which only the indices up to the
     one that differs are other ones, by one: where a line runs through several coordinates, those
@@ -128,7 +128,7 @@ def _middle(
 
 
 def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) -> np.ndarray:
-    """Returns the next entries on lines along which a train may jump; at the ends, the same."""
+    """Returns the next entries on lines along which a tensor train may jump, not past the ends."""
     out, going = at.copy(), np.ones(len(at), bool)
     for k in reversed(range(at.shape[1])):
         here = going & line[:, k]

@@ -139,7 +139,7 @@ class Search:
         return self._measured().bound <= self.tol
 
     def _measured(self) -> Estimate:
-        """Estimates the error of `cross`'s present train, at more held-out entries if in doubt."""
+        """Estimates the error of `cross`'s tensor train, at more held-out entries if in doubt."""
         estimate = self.fit.measure()
         more = min(self._options.wanted - self.held.uniform, self._oracle.left)
         if estimate.error <= self.tol < estimate.bound and more >= 1:

@@ -101,7 +101,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """Sampler of train entries for `cross`: draws multi-indices with probability |t|² / ‖t‖².
+    """Sampler of tensor train entries for `cross`, of multi-indices with density |t|² / ‖t‖².
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.
@@ -137,6 +137,6 @@ class Sampler:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the log probabilities by the Born rule of a train's entries, for `cross`."""
+        """Computes log-probabilities by the Born rule of a tensor train's entries."""
         with np.errstate(divide="ignore"):
             return np.log(squares(entries(self._cores, index)))

@@ -1,4 +1,4 @@
-"""Verification of a train of `cross` that met the tolerance, by a search for large errors."""
+"""Verification of a tensor train of `cross` that met its tolerance: search for large errors."""
 
 import math
 
@@ -145,7 +145,7 @@ class Verification:
         return "unseen" if status and (fit.rare or self._surprised) else status
 
     def _harmless(self) -> bool:
-        """Whether held-out entries alone show that errors at edges are below a coarse tolerance.
+        """Whether held-out entries show that errors of `cross` at jumps are below tolerance.
 
         An edge is never found to the last cell where ranks are as high as the grid is fine; at a
         tolerance of 1e-2, a few thousand entries tell that the cells that are wrong are too few.
@@ -197,7 +197,7 @@ class Verification:
         return self._fit.holds()
 
     def _wrong_at_edges(self, cores: Cores) -> bool:
-        """Searches a train of `cross` for errors beside jumps and at corners; True if any."""
+        """Searches a tensor train of `cross` for errors beside jumps and at corners."""
         fit, sets = self._fit, self._fit.sets
         many = self._many
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
@@ -239,7 +239,7 @@ class Verification:
         return float((rest**2).sum()) * times**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
-        """Searches a train of `cross` for errors near its index sets; True if any are found."""
+        """Searches a tensor train of `cross` for errors near its index sets."""
         sets = self._fit.sets
         rounds = _ROUNDS if self._search.coarseness == 1 else _FEWER_ROUNDS
         for _ in range(rounds if self._many else 1):
@@ -268,7 +268,7 @@ class Verification:
         return False
 
     def _wrong_elsewhere(self, cores: Cores) -> bool:
-        """Searches a train of `cross` for errors at random entries, by ascents from the worst."""
+        """Searches a tensor train of `cross` for errors at random entries, by ascents."""
         if self._wrong_at_random(cores):
             return True
         search, oracle, held = self._search, self._fit.oracle, self._fit.held

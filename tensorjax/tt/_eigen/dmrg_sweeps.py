@@ -69,7 +69,7 @@ class Pass(NamedTuple):
 def prepared(
     operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
 ) -> Chain:
-    """Builds the state for DMRG sweeps from a train: normalised, with all right interfaces."""
+    """Builds the state for DMRG sweeps from a tensor train: normalised, with right interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
         left, out[k] = right_lq(out[k])

@@ -98,7 +98,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds the eigenpair that DMRG finds from a random train or from a state of block DMRG."""
+        """Adds the eigenpair that DMRG finds from a random train or a state of block DMRG."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -224,7 +224,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of an eigenvector train on the host, to search for missed eigenpairs."""
+    """Contracts an eigenvector's train to a dense vector, to search for missed eigenpairs."""
     return merge(cores).ravel()
 
 

@@ -28,7 +28,7 @@ _overlap_in_one_call = jax.jit(_native.overlap)
 
 
 def inner(x: TT, y: TT) -> jax.Array | None:
-    """Computes ⟨x, y⟩ of two trains by NumPy, on the host; None if compiled code is better."""
+    """Computes ⟨x, y⟩ of two tensor trains by NumPy; None if compiled code is better."""
     found = _overlap(x, y, "inner")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -50,7 +50,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def squared_norm(x: TT) -> tuple[Any, int] | None:
-    """Computes ‖x‖² of a train by NumPy as (m, e), value m·4^e; None if compiled code is better.
+    """Computes ‖x‖² of a tensor train by NumPy as (m, e) for m·4^e; None if compiled is better.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
     """
@@ -89,7 +89,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes Σ conj(x_i) y_i of trains by NumPy as (m, e); None if compiled code is better.
+    """Computes Σ conj(x_i) y_i of two tensor trains by NumPy; None if compiled code is better.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -124,7 +124,7 @@ def _squares_fit(cores: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
-    """Counts the multiplications in an inner product of two trains, or of a train with itself."""
+    """Counts the multiplications of an inner product of tensor trains, or of a squared norm."""
     half = len(shapes) if same else len(shapes) // 2
     pairs = zip(shapes[:half], shapes[-half:], strict=True)
     return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))

@@ -95,7 +95,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies parts of a tangent vector by 2^exponent; as they are for a static zero."""
+    """Multiplies the arrays of a tangent vector by 2^exponent; unchanged for a static zero."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -255,7 +255,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Checks the base point of tangent vectors, a train; returns it in factorisation precision."""
+    """Checks the tensor train at which tangent vectors are based; widens half precision."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

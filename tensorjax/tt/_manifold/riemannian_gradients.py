@@ -237,7 +237,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Returns the Riemannian gradient at a train x, and momentum vectors made tangent at x."""
+    """Returns the Riemannian gradient at a train x, and momentum vectors projected tangent to x."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 

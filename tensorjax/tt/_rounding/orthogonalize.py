@@ -67,7 +67,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def are_small(cores: Sequence[Any]) -> bool:
-    """Whether a train is so small that a second thread would slow its orthogonalisation down."""
+    """Whether a train's cores are so small that a second thread slows orthogonalisation."""
     return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
 
 

@@ -169,7 +169,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Rounds a sum of terms (trains or products) to a tolerance, by sketches of growing width.
+    """Rounds a sum of tensor trains and products to a tolerance, by sketches of growing width.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
@@ -283,7 +283,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates the relative error of a rounded sum of trains by an independent random train.
+    """Estimates the relative error of a rounded sum of trains by a random tensor train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

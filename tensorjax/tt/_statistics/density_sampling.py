@@ -1,4 +1,4 @@
-"""Samples of multi-indices from the entries of a non-negative train, by inverse transform."""
+"""Samples of multi-indices with a non-negative tensor train as density, by inverse transform."""
 
 import functools
 from typing import Any
@@ -65,7 +65,7 @@ def near_one(t: TT) -> TT:
 
 
 def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
-    """Samples multi-indices i of a train with probability t_i / Σ t; also returns sign(Σ t)."""
+    """Samples multi-indices i of a tensor train with density t_i / Σ t; also returns sign(Σ t)."""
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)

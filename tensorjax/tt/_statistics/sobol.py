@@ -223,7 +223,7 @@ def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
 
 
 def _some(order: int) -> list[np.ndarray]:
-    """Builds the 0/1 train that selects all variance components but that of the empty set."""
+    """Builds the 0/1 tensor train that selects all Sobol components but the constant one."""
     return _automaton(order, [[1, 0], [0, 1]], [[0, 1], [0, 1]], [1, 0], [0, 1])
 
 
@@ -232,7 +232,7 @@ def _train(cores: Sequence[Any], dtype: Any) -> TT:
 
 
 def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[np.ndarray]:
-    """Builds the train that counts or selects Sobol variance components, from an automaton."""
+    """Builds the tensor train that counts or selects variance components, from an automaton."""
     core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
     cores = [core] * order
     cores[0] = absorb(np.asarray(first, float)[None], cores[0])

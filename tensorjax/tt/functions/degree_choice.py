@@ -1,4 +1,4 @@
-"""Choice of Chebyshev degrees: from values along lines, and from the coefficients of a train."""
+"""Choice of Chebyshev degrees: from values along lines, and from a train's coefficients."""
 
 from collections.abc import Sequence
 from typing import Any

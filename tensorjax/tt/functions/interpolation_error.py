@@ -85,7 +85,7 @@ class ErrorPoints:
 
     @property
     def _fixed(self) -> int:
-        """Number of an interpolation's test points that were drawn independently of its train."""
+        """Number of an interpolation's test points drawn independently of its tensor train."""
         return self._count + sum(count for _, _, count in self._boxes)
 
     def extend(self, bases: Sequence[Basis], count: int) -> None:

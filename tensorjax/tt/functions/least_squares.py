@@ -156,7 +156,7 @@ def first_order(
 
 
 def _sum_of_terms(parts: Sequence[np.ndarray], constant: float) -> Cores:
-    """Builds the train of a linear least-squares fit: functions of one variable and a constant."""
+    """Builds the functional train of a fitted sum of one-variable functions and a constant."""
     cores: Cores = []
     for k, part in enumerate(parts):
         core = np.zeros((2, len(part) + 1, 2), np.result_type(part, float))
