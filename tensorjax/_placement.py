@@ -48,7 +48,7 @@ def placed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns a decorator like `placed` that derives the sharding of results by another rule."""
+    """Returns a decorator that places results on the arguments' devices, sharded by a rule."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         return _placed(function, rule)
@@ -204,13 +204,13 @@ def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
 
 
 def _named(x: Any) -> NamedSharding | None:
-    """Returns the `NamedSharding` of an array, for the placement of results, or None."""
+    """Returns an array's `NamedSharding`, by which results are placed, or None."""
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
 
 
 def _in_auto_mode(run: Any, mesh: AbstractMesh, rule: Rule, args: Any, options: Any) -> Any:
-    """Runs a function of `placed` with explicit mesh axes as Auto, then reshards its results."""
+    """Runs a function with explicit mesh axes as Auto, then reshards its results."""
     auto = {name: AxisType.Auto for name, kind in _types(mesh) if kind == AxisType.Explicit}
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, options)))
     context: Any = contextlib.nullcontext()
@@ -296,7 +296,7 @@ def like_first(out: Any, arguments: Any) -> list[PartitionSpec]:
 
 
 def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> PartitionSpec:
-    """Returns the sharding of an array whose axes come from axes of other arrays.
+    """Returns the sharding of a result whose axes come from axes of several argument arrays.
 
     Args:
       axes: for each of its axes the arrays, and their axes, that it may be sharded as; the first

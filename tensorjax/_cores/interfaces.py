@@ -69,7 +69,7 @@ class LocalOperator:
         return (t.reshape(rows, -1) @ self._right).reshape(x.shape)
 
     def dense(self) -> Array:
-        """Returns the dense matrix of the local operator."""
+        """Returns the dense matrix of a local operator between two interfaces of trains."""
         left, sites, right = self.parts
         t = left.swapaxes(1, 2)
         for a in [*sites, right.swapaxes(0, 1)]:

@@ -128,7 +128,7 @@ def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
 
 
 def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
-    """Returns the share of the remaining energy that truncating the next mode may discard."""
+    """Returns the share of energy that a train's next mode truncation may discard."""
     return None if share is None else (share - used) / modes_left / where_positive(kept, 1.0)
 
 

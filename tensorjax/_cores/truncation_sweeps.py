@@ -32,7 +32,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Projects a matrix on a basis u in a truncation sweep, uᴴ matrix; corrected on the host.
+    """Projects a matrix on a basis u in a TT-rounding sweep, uᴴ matrix; corrected on the host.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an operand of a format's operator is a scalar of Python, NumPy or JAX (0-d too)."""
+    """Whether an operand of a tensor's operator is a scalar of Python, NumPy or JAX (0-d too)."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -176,7 +176,7 @@ def _unsupported(*operands: Any) -> Any:
 
 
 def _refusal(operator: str, function: str) -> Callable[..., Any]:
-    """Makes `NoArray`'s method for a NumPy operator that formats lack; it raises with advice."""
+    """Makes a tensor format's method for a NumPy operator that it lacks: an error with advice."""
 
     def method(self: NoArray, *others: Any) -> Any:
         if not all(map(_is_operand, others)):
@@ -263,7 +263,7 @@ def unknown(kind: type[NoArray], name: str) -> str:
 
 
 def package(kind: type[NoArray]) -> str:
-    """Returns the package of a format's functions, such as "tt", for answers to array functions."""
+    """Returns the package of a tensor format's functions, such as "tt", for error messages."""
     space = getattr(kind, "_namespace", None)
     return "" if space is None else space.__name__.removeprefix("tensorjax.")
 
@@ -300,6 +300,6 @@ def _named(x: NoArray, name: str) -> str | None:
 
 
 def _entries(x: NoArray, function: str) -> str | None:
-    """Returns the hint how to apply a NumPy function to a format's entries, or None."""
+    """Returns the hint how to apply a NumPy function to a tensor format's entries, or None."""
     call = x.entrywise_name.format(function)
     return f"entry by entry, at a tolerance, call {call}" if call else None

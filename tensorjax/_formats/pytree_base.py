@@ -24,7 +24,7 @@ class FrozenPytree:
         encode: Callable[[Any], Any] = lambda metadata: metadata,
         decode: Callable[[Any], Any] = lambda metadata: metadata,
     ) -> None:
-        """Registers a subclass with JAX; one without ``fields`` is an abstract base.
+        """Registers a tensor format with JAX as a pytree; an abstract base has no ``fields``.
 
         Args:
           fields: all fields, in the order of the dataclass.

@@ -43,7 +43,7 @@ def scaled_normals(
 def on_host(
     draw: Draw, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws arrays of given shapes by NumPy, each from a key split off one; None if it cannot.
+    """Draws arrays of given shapes by NumPy, from keys split off a JAX key; None if it cannot.
 
     None if the host cannot: see `words_of`, and `drawn`, whose arguments the others are.
     """
@@ -92,7 +92,7 @@ def drawn(
 
 
 def one_on_host(draw: Draw, key: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
-    """Draws one array from an unsplit random key by NumPy; None if NumPy cannot."""
+    """Draws one array from an unsplit JAX random key by NumPy; None if NumPy cannot."""
     words = words_of(_check.key(key))
     found = None if words is None else drawn(draw, words[None], [shape], dtype)
     return None if found is None else found[0]
@@ -126,7 +126,7 @@ class _NotFromBits(Exception):
 
 
 def _padded(n: int, least: int) -> int:
-    """Rounds the length of random arrays up to a power of four times ``least``."""
+    """Rounds a length up to a power of four times ``least``, so that few programs are compiled."""
     while least < n:
         least *= 4
     return least

@@ -57,7 +57,7 @@ def _on_one_cpu(value: Any) -> bool:
 
 
 def power_of_ten(mantissa: Any, exponent: Any) -> float:
-    """Computes log10 |m·2^e|; −∞ for zero, NaN if m is not finite."""
+    """Computes log10 |m·2^e| of a scaled number; −∞ for zero, NaN if m is not finite."""
     size = float(np.abs(mantissa))
     if not math.isfinite(size):
         return math.nan

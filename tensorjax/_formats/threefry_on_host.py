@@ -24,7 +24,7 @@ _PIECE = 2**14
 
 
 def words_of(key: Any) -> Words | None:
-    """Returns the two words of a key whose random arrays can be drawn on the host, or None.
+    """Returns the two words of a JAX key from which NumPy can draw random arrays, or None.
 
     That is a concrete key of Threefry, not committed to a device, while JAX works on a CPU without
     a mesh.
@@ -100,7 +100,7 @@ def fold_in(key: Words, data: int) -> Words:
 
 
 def split_keys(key: Any, count: int) -> Any:
-    """Splits a key as `jax.random.split` does, on the host where `words_of` allows it."""
+    """Splits a JAX random key as `jax.random.split` does, by NumPy where that can."""
     words = words_of(key)
     if words is None:
         return jax.random.split(key, count)
@@ -108,7 +108,7 @@ def split_keys(key: Any, count: int) -> Any:
 
 
 def folded_key(key: Any, data: int) -> Any:
-    """Folds a number into a key as `jax.random.fold_in` does, on the host where it can be."""
+    """Folds a number into a JAX random key as `jax.random.fold_in` does, by NumPy if that can."""
     words = words_of(key)
     return jax.random.fold_in(key, data) if words is None else _key(fold_in(words, data), key)
 

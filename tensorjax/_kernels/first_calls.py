@@ -23,7 +23,7 @@ class FirstCalls:
         self._left: dict[Hashable, int] = {}
 
     def is_first(self, key: Hashable, allowed: Callable[[], int]) -> bool:
-        """Counts a call, and returns whether it is among the first ones with its key."""
+        """Counts a call by key, and returns whether it is a first one, not yet worth compiling."""
         left = self._left.get(key)
         if left is None:
             if len(self._left) >= _MOST_KEYS:  # what is forgotten has first calls once more

@@ -89,7 +89,7 @@ def _cone(wiring: Wiring, sites: Sequence[int]) -> ConeLayer:
 def expectation(
     m: MERA, operator: ArrayLike, sites: int | Sequence[int], *, normalized: bool = True
 ) -> jax.Array:
-    """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a local operator O on k sites, by the causal cone.
+    """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a MERA m and a local operator O on k sites, by its causal cone.
 
     All tensors outside the cone cancel with their conjugates, so the cost is that of a few small
     contractions per layer: logarithmic in the length. It grows steeply with the number of separate

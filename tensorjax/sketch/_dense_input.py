@@ -171,5 +171,5 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
 
 
 def padded_columns(count: int) -> int:
-    """Rounds a matrix's column count up to a multiple of 8, for dense input to a map."""
+    """Rounds a matrix's column count up to a multiple of 8, to project dense input fast."""
     return count if count <= 4 else -(-count // 8) * 8

@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal mode sizes with product N or little more, for a map of padded input."""
+    """Returns near-equal mode sizes of product N or little more, for a random map of padded x."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists near-equal descending factors of N or little more, candidates for a map's modes."""
+    """Lists near-equal descending factors of N or little more, as modes of a random map."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)
@@ -168,7 +168,7 @@ def _product(done: int, root: int, second: int, rest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
-    """Factors M into ``order`` descending modes with a small worst-case variance of the map.
+    """Factors M into ``order`` descending modes of a random map of small worst-case variance.
 
     An exact cut is kept unless some padded one (of which the first M rows are used) has a
     variance 1.25 times smaller: a map without surplus rows stays a plain Kronecker product.

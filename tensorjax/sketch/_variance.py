@@ -67,7 +67,7 @@ def family(p: Projection) -> Family:
 
 @placed
 def variance(p: Projection, x: ArrayLike | Shaped, *, relative: bool = False) -> jax.Array:
-    """Computes the exact variance of ‖f(x)‖² over random draws of the map f.
+    """Computes the exact variance of ‖f(x)‖² over random draws of a random projection f.
 
     Only the type, the shapes and the law of p count, not its entries. With entries of moments
     0, 1, 0, Δ and, for a Kronecker map,
@@ -164,7 +164,7 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
 def _finish(
     kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """Computes the variance of a whole map from that of one block of its rows."""
+    """Computes a random map's variance from that of one block of its rows."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
@@ -280,7 +280,7 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the initial state of the sweep over modes that computes a map's variance."""
+    """Returns the start of the sweep over modes that computes a random map's variance."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 

@@ -109,7 +109,7 @@ def rank_one_matrix(
 
 
 def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any]:
-    """Lists the factors of `rank_one_matrix`, with identities at sites for which none is given."""
+    """Lists the factors of a rank-one TT-matrix, with identities at sites without a given one."""
     given = {}
     for site, a in matrices.items():
         at = _check.integer("sites of matrices", site, low=0)

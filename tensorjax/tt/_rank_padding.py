@@ -21,7 +21,7 @@ from tensorjax.tt._constructors import Train
 def padded_ranks(
     rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
 ) -> tuple[int, ...]:
-    """Returns the ranks of a rounded result: feasible ones, or the zero-padded operands' own.
+    """Returns the TT-ranks of a rounded train: feasible ones, or those of a zero-padded operand.
 
     It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:

@@ -192,7 +192,7 @@ def cumsum(t: Train, axis: int) -> Train:
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
-    """Converts the axis of a reduction to the list of modes to sum over, in ascending order."""
+    """Converts the axis of a train's reduction to the list of modes to sum over, ascending."""
     if axis is None:
         return list(range(order))
     single = isinstance(axis, int | np.integer)
@@ -241,7 +241,7 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
 
 
 def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
-    """Inserts modes of size one into the result of a reduction with ``keepdims``."""
+    """Inserts modes of size one into a reduced train, as NumPy's ``keepdims`` asks."""
     modes = _modes(axis, t.ndim)
     if not modes:
         return out

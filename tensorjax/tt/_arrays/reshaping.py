@@ -225,7 +225,7 @@ def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
 
 
 def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
-    """Returns the new shape of a reshape, with −1 replaced by the size that is missing."""
+    """Returns the new shape of a reshaped train, with −1 replaced by the missing size."""
     single = isinstance(shape, int | np.integer)
     asked = [shape] if single else _check.several(name, shape, "mode sizes")
     if not all(isinstance(n, int | np.integer) for n in asked):
@@ -322,7 +322,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Callable that splits a host matrix in two factors, truncated to an absolute error."""
+    """Callable that splits a reshaped train's matrix in two factors, to an absolute error."""
 
     error: float
 
@@ -334,7 +334,7 @@ class _Truncation(NamedTuple):
 
 
 def _relative(t: TT | TTMatrix, tol: float | None) -> float:
-    """Returns the relative tolerance of a reshape: as asked, or a few times roundoff."""
+    """Returns the relative tolerance of a train's reshape: as asked, or a few times roundoff."""
     if tol is not None:
         return _check.tolerance(tol, t.dtype)
     return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
@@ -370,7 +370,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Yields the swaps of neighbouring modes, k with k + 1, by which `permute` moves them."""
+    """Yields the swaps of neighbouring modes, k with k + 1, that permute a train's modes."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)

@@ -17,7 +17,7 @@ from tensorjax._cores.unfoldings import Cores
 
 
 class Samples(NamedTuple):
-    """Sampled entries of a completion, grouped by index in each mode for least squares in ALS.
+    """Sampled entries of a tensor, grouped by index in each mode, for completion by ALS.
 
     Attributes:
       values: (N,).

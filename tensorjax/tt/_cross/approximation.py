@@ -185,7 +185,7 @@ class Approximation:
     # Error ---------------------------------------------------------------------------------------
 
     def _floor(self) -> float:
-        """Returns the magnitude of roundoff in the values of the approximated function."""
+        """Returns the magnitude of roundoff in the values of f, for cross approximation."""
         values = float(np.finfo(self.oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self.oracle.largest

@@ -336,7 +336,7 @@ class _Dtype:
         _check.tolerance(tol, self.value)
 
     def check_range(self, *, at_end: bool = False) -> None:
-        """Raises ValueError if the values of f are out of the range of the result's dtype.
+        """Raises ValueError if values of f are out of range of the dtype of `cross`'s result.
 
         JAX takes numbers that are not normal ones for zero.
         """

@@ -68,7 +68,7 @@ class GlobalSearch:
 
     @property
     def a_climb(self) -> int:
-        """Least number of evaluations of one mode-wise ascent: two sweeps over all modes."""
+        """Least number of evaluations of f in one mode-wise ascent: two sweeps over all modes."""
         return 2 * sum(self._oracle.shape)
 
     def random(self, count: int) -> np.ndarray:
@@ -182,7 +182,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
-        """Draws patterns of zeros and ones that select corners: first or last index per mode."""
+        """Draws 0/1 patterns that select corners of a tensor: first or last index per mode."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
         place = np.arange(first, modes)
@@ -191,7 +191,7 @@ class GlobalSearch:
         return np.where(place >= switch, 1 - ends, ends)
 
     def tops(self) -> np.ndarray:
-        """Finds local maxima of |f| by mode-wise ascent from random entries."""
+        """Finds local maxima of a tensor's entries |f| by mode-wise ascent from random entries."""
         oracle, modes = self._oracle, self._held.index.shape[1]
         count = np.clip(self._most // self.a_climb, _LEAST_CLIMBS, _CLIMBS)
         starts = self._held.not_zero(int(min(count, oracle.left // (4 * self.a_climb))))
@@ -225,7 +225,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs to a local maximum of |f| in the global search, along one mode after the other."""
+    """Climbs to a local maximum of a tensor's entries |f|, along one mode after the other."""
     best = -1.0
     point = point.copy()
     while True:
@@ -243,7 +243,7 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
 def climbed_errors(
     oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int, *, relative: bool = False
 ) -> np.ndarray:
-    """Climbs in the global search from entries (m, d) to larger errors, mode after mode.
+    """Climbs from entries (m, d) to larger errors of a cross approximation, mode after mode.
 
     All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
     fibres cost r² each.
@@ -313,7 +313,7 @@ class _Fibres:
 
 
 def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:
-    """Evaluates fibres of mode k through entries, (m, n_k), in a global search for errors."""
+    """Evaluates f along fibres of mode k through entries, (m, n_k), to search `cross`'s errors."""
     n = oracle.shape[k]
     index = np.repeat(points, n, axis=0)
     index[:, k] = np.tile(np.arange(n), len(points))

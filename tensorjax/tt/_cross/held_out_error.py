@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Upper bound of an estimated error: two standard errors above the estimate."""
+        """Upper bound of a cross approximation's error: two standard errors above the estimate."""
         return self.error + 2 * self.std
 
 
@@ -116,7 +116,7 @@ class HeldOut:
         self._weigh()
 
     def replace(self, places: np.ndarray) -> None:
-        """Replaces held-out entries that became pivots by new random ones."""
+        """Replaces held-out entries of `cross` that became pivots by new random ones."""
         if self.all:
             return
         inside = places[places < self.uniform]
@@ -131,14 +131,14 @@ class HeldOut:
         self._weigh()
 
     def reread(self) -> None:
-        """Updates the values of held-out entries after a change of the function's scale."""
+        """Updates the values of `cross`'s held-out entries after the function was rescaled."""
         self.index, self._former = self.index[: self.uniform], []
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
 
     def renew(self) -> None:
-        """Replaces all random held-out entries by new random ones."""
+        """Replaces all random held-out entries of `cross` by new random ones."""
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
@@ -170,7 +170,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Computes the importance weights of held-out entries, random and drawn ones."""
+        """Computes importance weights of `cross`'s held-out entries, random and drawn ones."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -179,7 +179,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the terms w |f|² and |f|² of held-out entries, normalised by their maxima."""
+        """Returns w |f|² and |f|² at `cross`'s held-out entries, each divided by its maximum."""
         right = squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -200,7 +200,7 @@ class HeldOut:
 
     @property
     def jumps(self) -> bool:
-        """Whether the function seems to have jumps, as its held-out values are few or equal."""
+        """Whether f seems to have jumps, as its values at `cross`'s held-out entries are few."""
         values = self.values[: self.uniform]
         levels, counts = np.unique(values, axis=0, return_counts=True)
         common = levels[counts.argmax()]
@@ -213,11 +213,11 @@ class HeldOut:
 
     @property
     def constant(self) -> bool:
-        """Whether the function has one value at all random held-out entries."""
+        """Whether f has one value at all of `cross`'s random held-out entries."""
         return bool((self.values[: self.uniform] == self.values[0]).all())
 
     def unseen(self, *, elsewhere: bool) -> float:
-        """Returns the standard error that remains where a function that jumps was not sampled.
+        """Returns the standard error of `cross` that remains where f with jumps was not sampled.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -246,7 +246,7 @@ class HeldOut:
 
     @property
     def missing(self) -> float:
-        """Number of held-out entries to add, to detect an equally small part of f elsewhere."""
+        """Number of held-out entries to add to `cross`, to detect an equally small part of f."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 
@@ -284,12 +284,12 @@ class HeldOut:
         return wrong
 
     def with_former(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns multi-indices and values of held-out entries, those that were replaced too."""
+        """Returns all held-out entries of `cross`, the replaced ones too: multi-indices, values."""
         index, values = zip((self.index, self.values), *self._former, strict=True)
         return np.concatenate(index), np.concatenate(values)
 
     def not_zero(self, count: int) -> np.ndarray:
-        """Returns at most ``count`` held-out multi-indices at which the function is not zero."""
+        """Returns at most ``count`` of `cross`'s held-out multi-indices at which f is not zero."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)

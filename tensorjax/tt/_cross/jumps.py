@@ -116,7 +116,7 @@ def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 def _middle(
     low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bisects a line on which a jump lies: returns the two neighbouring entries half way."""
+    """Bisects a line on which a train jumps: returns the two neighbouring entries half way."""
     rows = np.arange(len(low))
     mode = (low != high).argmax(axis=1)
     index = (low[rows, mode] + high[rows, mode]) // 2
@@ -139,7 +139,7 @@ def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) ->
 
 
 def _drawn(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws the part of each line that is searched next for a jump, weighted by its change."""
+    """Draws the part of each line that is searched next for a train's jump, by its change."""
     weights = np.cumsum(parts, axis=0)
     return np.minimum((weights <= rng.random(len(parts.T)) * weights[-1]).sum(axis=0), 2)
 

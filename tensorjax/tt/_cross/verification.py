@@ -231,7 +231,7 @@ class Verification:
         return False
 
     def _stands_out(self, wrong: np.ndarray, least: float, times: float) -> bool:
-        """Whether the largest error is far above all errors but the few largest (TELLING) ones."""
+        """Whether the largest error of `cross` is far above all but the few largest ones."""
         largest = float(wrong.max())
         if not largest > least:
             return False
@@ -305,7 +305,7 @@ class Verification:
         return worst.size > 0
 
     def _met(self) -> Status | None:
-        """Adds held-out entries until they would detect an equally small part of f elsewhere."""
+        """Adds held-out entries of `cross` until they would detect an equal part of f elsewhere."""
         held = self._fit.held
         while held.missing > 0 and not held.all:
             more = min(

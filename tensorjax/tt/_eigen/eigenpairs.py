@@ -172,7 +172,7 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Shift by which deflation lifts found eigenvalues above all others, about 2 ‖A‖₂."""
+        """Shift by which DMRG's deflation lifts found eigenvalues above others, about 2 ‖A‖₂."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
@@ -206,7 +206,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """Searches for a missed state below ``level`` by the Lanczos method on full vectors."""
+        """Searches for an eigenstate below ``level`` by the Lanczos method on dense vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])

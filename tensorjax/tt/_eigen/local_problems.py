@@ -129,12 +129,12 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """Projects rows on the complement of the Krylov basis of a local eigenproblem."""
+    """Projects rows on the complement of the Krylov basis of DMRG's local eigenproblem."""
     return rows - (rows @ basis.conj().T) @ basis
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Runs the Lanczos method on a local operator: eigenvalues, vectors, first residual.
+    """Runs Lanczos on DMRG's local operator: eigenvalues, vectors, residual of the start.
 
     Reorthogonalises fully.
     """

@@ -107,7 +107,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors v[b] by the table slices of their indices, on the host, by NumPy."""
+    """Multiplies row vectors by the core slices of their indices, for train entries by NumPy."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -130,7 +130,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by table slices on the host as `_times`, one product an index."""
+    """Multiplies row vectors by core slices by NumPy as `_times`, with one product per index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]

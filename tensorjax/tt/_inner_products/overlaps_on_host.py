@@ -63,7 +63,7 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Returns log10 |⟨x, y⟩| and a function for log10 ‖x‖·‖y‖, for overflow checks."""
+    """Returns log10 |⟨x, y⟩| of trains and a function for log10 ‖x‖·‖y‖, for overflow checks."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))

@@ -140,7 +140,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Builds the block Jacobi preconditioner of a local system, with a block per pair of bonds."""
+    """Builds AMEn's block Jacobi preconditioner of a local system, a block per pair of bonds."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     blocks = einsum("ar,amnb,bs->rsmn", left, core, right)
@@ -163,7 +163,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """Builds the Jacobi preconditioner of a local system: the inverse of its diagonal."""
+    """Builds AMEn's Jacobi preconditioner of a local system: the inverse of its diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)

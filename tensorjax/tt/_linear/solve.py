@@ -22,7 +22,7 @@ from tensorjax.tt._linear.system import Outcome, Report, System
 
 @dataclasses.dataclass(frozen=True)
 class SolveInfo:
-    """Report of a linear solve: status, measured residual, sweeps, ranks, advice.
+    """Report of a TT linear solve: status, measured residual, sweeps, ranks, advice.
 
     Attributes:
       status: "converged": ``residual`` ≤ tol. "stalled": sweeps no longer help. "singular": they do

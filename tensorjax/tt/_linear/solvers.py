@@ -83,7 +83,7 @@ def amen_search(
 def _of_least_norm(
     system: System, z: Any, tol: float, options: amen.Options, report: Report, out: Outcome
 ) -> Outcome:
-    """Solves again by least squares, for a solution that is too large for the result's dtype.
+    """Solves A x = b again by least squares, if x is too large for the result's dtype.
 
     Where A is singular, roundoff of b in that dtype is divided by singular values of roundoff of
     double precision. What is below the roundoff of the data counts as zero here.

@@ -75,16 +75,16 @@ class System:
         return overlaps.distance(products.matvec(self.a, x), self.b)
 
     def cast_residual(self, x: Cores) -> float:
-        """Computes the residual ‖a x − b‖ that is left once x is rounded to the result's dtype."""
+        """Computes the residual ‖a x − b‖ of a train x after x is cast to the result's dtype."""
         cast = [c.astype(self.dtype).astype(self.wide) for c in x]
         return self.residual(cast)
 
     def fits(self, x: Cores, tol: float) -> bool:
-        """Whether x, cast to the result's dtype too, leaves a residual of at most ``tol``."""
+        """Whether a train x, cast to the result's dtype too, has ‖a x − b‖ ≤ ``tol``."""
         return np.dtype(self.dtype) == self.wide or self.cast_residual(x) <= tol
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
-        """Returns the better one of the initial guess and zero, with its residual."""
+        """Returns a linear system's initial guess, or zero if that is better, with its residual."""
         zero = [0 * c[:1, :, :1] for c in self.b]
         guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
@@ -100,7 +100,7 @@ class System:
         return orthogonalization.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
-        """Returns the normal equations aᴴ a x = aᴴ b of the system, with a first guess."""
+        """Returns the normal equations aᴴ a x = aᴴ b of a linear system, with a first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
         out.a = [matmul_core(p, q) for p, q in zip(adjoint, self.a, strict=True)]
@@ -125,7 +125,7 @@ class System:
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
-        """Estimates the residual of a solution that is exact to machine precision."""
+        """Estimates the residual of a linear system's solution that is exact but for roundoff."""
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * overlaps.norm(x)
 
     def _sigma(self) -> float:
@@ -136,7 +136,7 @@ class System:
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """Rounds the right-hand side of the system A x = b to about ``rank``, as a first guess."""
+    """Rounds b of the linear system A x = b in TT format to about ``rank``, as a first guess."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return orthogonalization.right_orthogonal(rounding.rounded(b, 1e-3, rank))[0]

@@ -345,7 +345,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds arrays a·2^p + b·2^q in the sweep of a retraction, as mantissa and exponent."""
+    """Adds arrays a·2^p + b·2^q in the retraction of a train, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

@@ -16,7 +16,7 @@ _AT_INFINITY = 2.0**-26
 
 
 class Domain(NamedTuple):
-    """Box to integrate over, and the substitutions that map it to a finite one.
+    """Box to integrate over, and the substitutions that map unbounded dimensions to finite ones.
 
     A half-line is x = a + u / (1 − u) for u in (0, 1), or its mirror image; the whole line is
     x = u / (1 − u²) for u in (−1, 1).
@@ -37,7 +37,7 @@ class Domain(NamedTuple):
         return not self.kinds.any()
 
     def mapped(self, u: Any) -> tuple[Any, Any]:
-        """Maps points of the finite box (batch, dims) to the domain; returns |dx/du| too.
+        """Maps points (batch, dims) of a finite box to an integral's domain; returns |dx/du| too.
 
         Trapezoidal rules have points at infinity: those are taken near it, so that what f dx/du
         tends to there counts.

@@ -292,7 +292,7 @@ def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> tuple[int, ...]:
-    """Doubles the nodes of the rule of `integrate` in dimensions that are not accurate enough."""
+    """Doubles the quadrature nodes of an integral in dimensions that are not accurate enough."""
     share = wanted / (2 * len(counts))
     errors = found.by_dimension
     if found.unresolved > wanted / 2 and not (errors > share).any():

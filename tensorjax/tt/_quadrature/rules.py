@@ -74,7 +74,7 @@ class Rule(NamedTuple):
         return float(2 * late * min(1.0, decay ** (self.degree + 1 - end) / (1 - decay)))
 
     def interpolation(self, x: np.ndarray) -> np.ndarray:
-        """Returns the matrix that interpolates values at the nodes of a rule to points x."""
+        """Returns the matrix that interpolates values at quadrature nodes to points x."""
         return legendre.legvander(x, len(self.nodes) - 1) @ self.series
 
 
@@ -84,7 +84,7 @@ def _rule(nodes: np.ndarray, degree: int) -> Rule:
 
 
 def _coarser(nodes: np.ndarray) -> np.ndarray | None:
-    """Returns weights of a Kronrod rule's Gauss rule, and of every second one of those nodes.
+    """Returns weights of a Gauss–Kronrod rule's embedded Gauss rule, and of every second node.
 
     None if there are too few, or an even number of Gauss nodes, as every second one is then off
     centre.

@@ -168,7 +168,7 @@ def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the method of `tt.round` to static ranks: randomised where sketches are narrow."""
+    """Chooses the method of rounding to given TT-ranks: randomised where sketches are narrow."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"

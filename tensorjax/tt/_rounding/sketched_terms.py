@@ -41,7 +41,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of a term of a rounded sum, from its list of factors per mode."""
+    """Returns the mode sizes of a term of a rounded sum of trains, from its factors per mode."""
     return [_mode(factors) for factors in term]
 
 
@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Extends the sketch of one term of a rounded sum, from the right, by one mode.
+    """Extends a random sketch of one term of a sum of trains, from the right, by one mode.
 
     Args:
       cores: of one mode n.
@@ -86,7 +86,7 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the interface at an end of a term to round: an array whose one entry is 1."""
+    """Returns the end interface of a train, or product, in a rounded sum: one entry, 1."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
@@ -129,7 +129,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of terms in one sweep, each bond projected on its random sketch.
+    """Rounds a weighted sum of trains in one sweep that projects each bond on a random sketch.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -187,7 +187,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Adds the parts of a rounded sum, which are scaled by powers of two; returns exponent too."""
+    """Adds the parts of a rounded sum of trains, scaled by powers of two; returns the exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -196,7 +196,7 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales the arrays of a rounded sum's terms near one by powers of two; returns exponents."""
+    """Scales the arrays of a rounded sum of trains near one by powers of two; returns exponents."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 

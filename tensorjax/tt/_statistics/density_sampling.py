@@ -20,7 +20,7 @@ from tensorjax._transfer import on_device
 def mass_is_positive(
     sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
 ) -> None:
-    """Raises ValueError if a density has no positive, finite sum of entries, but NaN if traced."""
+    """Raises ValueError if a train's entries have no positive finite sum, but NaN if traced."""
     if _check.is_traced(sign) or sign > 0:
         return
     got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"
@@ -85,7 +85,7 @@ def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.
 
 
 def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
-    """Samples multi-indices of a density from uniform variates by inverse transform.
+    """Samples multi-indices of a train as density, from uniform variates by inverse transform.
 
     One mode after the other by its conditional weights, of which negative ones count as zero. Where
     none is positive, −1 stands for this mode and those after it.

@@ -141,7 +141,7 @@ def _split_joined(
 
 @functools.lru_cache(maxsize=4096)
 def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
-    """Whether splitting off the last mode of a small array first is predicted to be faster.
+    """Whether TT-SVD of a small array is predicted to be faster if it splits the last mode first.
 
     A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
     it then.

@@ -141,7 +141,7 @@ class BSpline(Basis):
 
     @property
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the constant function 1, all ones."""
+        """Coefficients (n,) of the constant function 1 in B-splines, all ones."""
         return np.ones(self.size)
 
     def derivative(self) -> tuple["BSpline", np.ndarray]:
@@ -201,7 +201,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _gauss(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points and weights of all knot intervals, exact for spline products."""
+        """Gauss–Legendre points and weights of knot intervals, exact for products of B-splines."""
         x, w = np.polynomial.legendre.leggauss(self.degree + 1)
         t = np.unique(self.knots)
         half = np.diff(t)[:, None] / 2
@@ -209,7 +209,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _projection(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points, and the matrix from values there to coefficients of the L² projection."""
+        """Points, and the matrix from values there to the L² projection's B-spline coefficients."""
         x, w = self._gauss
         return x, np.linalg.solve(self.gram, self._on_host(x).T * w)
 

@@ -62,7 +62,7 @@ _MEAN = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class FitInfo:
-    """Report of a fit to samples: status, errors on fitted and held-out samples, ranks, ridge.
+    """Report of a functional-train fit: status, fitted and held-out errors, ranks, ridge.
 
     Errors are root mean squares of the difference over those of the values about their mean: 1 is
     that of a constant, and 1 − error² the coefficient of determination.
@@ -181,7 +181,7 @@ def fit(
 
 
 class _Data:
-    """Normalised samples of a function, split into fitted and held-out ones."""
+    """Normalised samples for a functional-train fit, split into fitted and held-out ones."""
 
     def __init__(self, points: Any, values: Any, bases: list[Basis], share: float, key: Any):
         x, y = _check.points("points", points), np.asarray(_check.inexact("values", values))
@@ -258,7 +258,7 @@ class _Work:
         self.keep(self.best)
 
     def first_order(self, rows: Any, values: np.ndarray, ridges: Sequence[float]) -> list[Cores]:
-        """Fits sums of functions of one variable to samples, one for each ridge."""
+        """Fits sums of one-variable functions to samples, one per ridge, as functional trains."""
         found = first_order(rows, values, ridges)
         if len(self.bases) == 1:
             return found
@@ -278,7 +278,7 @@ class _Work:
         self.history.append((max([1, *found.ranks]), found.ridge, found.unseen))
 
     def start(self) -> None:
-        """Runs a few ALS sweeps from each start, a sum of functions of one variable."""
+        """Runs a few ALS sweeps of a functional-train fit from each start, a sum of functions."""
         if len(self.bases) > 1:
             for start in self.starts[::_APART]:
                 self.improved(start.replicas, start.ridge, _TRIAL)
@@ -316,7 +316,7 @@ class _Work:
                     break
 
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
-        """Runs ALS sweeps while the held-out error falls; returns whether the best fit improved."""
+        """Runs ALS sweeps of a fit while its held-out error falls; tells if the best improved."""
         best, risen, least = self.best, 0, math.inf
         runs = [sweeps(c, *s, ridge) for c, s in zip(replicas, self.samples, strict=True)]
         for now in itertools.islice(zip(*runs, strict=True), most):

@@ -83,7 +83,7 @@ class FunctionTrain(
 
     @property
     def domain(self) -> tuple[tuple[float, float], ...]:
-        """Intervals (low, high) of all variables: the box on which the function is given."""
+        """Intervals (low, high) of all variables: the box of a functional train."""
         return tuple((b.low, b.high) for b in self.bases)
 
     @property
@@ -168,7 +168,7 @@ _KINDS: dict[str, Any] = {"BSpline": BSpline, "Chebyshev": Chebyshev}
 
 
 def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a matrix on basis coefficients to their dtype, for common bases and derivatives."""
+    """Casts a matrix that acts on a functional train's coefficients to their dtype."""
     return matrix.astype(dtype)
 
 

@@ -193,7 +193,7 @@ def interpolate(
 
 
 def _given(pivots: Any, dims: int) -> np.ndarray:
-    """Returns the points (m, d) given to an interpolation as ``pivots=``; none for indices."""
+    """Returns the points (m, d) given to `interpolate` as ``pivots=``; none for multi-indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 
@@ -223,7 +223,7 @@ class _Work:
     parts: list[np.ndarray] = dataclasses.field(default_factory=list)  # where f was found late
 
     def run(self, bases: list[Basis]) -> Fit:
-        """Interpolates with higher degrees, or more accurately, until the error is reached."""
+        """Raises degrees or accuracy of an interpolation until it has the error asked for."""
         wanted, best, before, idle = _CROSS * self.tol, None, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
@@ -243,7 +243,7 @@ class _Work:
     def next(
         self, bases: list[Basis], found: Fit, wanted: float
     ) -> tuple[list[Basis], float, Fit] | None:
-        """Chooses bases and tolerance of the next interpolation; None if there should be none."""
+        """Chooses bases and tolerance for the next try of an interpolation; None to stop."""
         if found.bound <= self.tol and self.again(found, more=True).bound <= self.tol:
             return None
         grown = self.grown(bases, found)
@@ -316,7 +316,7 @@ class _Work:
         return Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
 
     def grown(self, bases: list[Basis], found: Fit) -> list[Basis] | None:
-        """Raises the degrees of variables that are not resolved; None if all are."""
+        """Raises the degrees of an interpolation's unresolved variables; None if none is."""
         below = [k for k in self.free if bases[k].size <= self.most]
         long = [k for k in below if found.tails[k] > _TAIL * self.tol]
         if not long and _cross_error(found.info) <= self.tol / 2:
@@ -330,7 +330,7 @@ class _Work:
 
 
 def _end(norms: np.ndarray) -> float:
-    """Computes the norm of an interpolant's last coefficients in one variable, of two or more."""
+    """Computes the norm of an interpolant's last coefficients in one variable."""
     return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
 
 

@@ -109,7 +109,7 @@ class ErrorPoints:
         self._weigh()
 
     def _weigh(self, drawn: np.ndarray | float = 0.0) -> None:
-        """Computes importance weights of test points; ``drawn`` is the density of drawn ones."""
+        """Computes importance weights of test points of an interpolation, random and drawn."""
         density = self._count + drawn * np.ones(len(self.x))
         for low, high, count in self._boxes:
             part = np.exp(np.log((high - low) / self._lengths).sum())

@@ -23,7 +23,7 @@ _PIECE = 2**22
 
 
 def smooth_coordinates(basis: Basis) -> np.ndarray:
-    """Returns the change of basis of the least-squares fit, orthonormal in a smoothness norm.
+    """Returns the basis change of a functional train's fit, orthonormal in a smoothness norm.
 
     The norm of one variable is ‖f‖² + ‖f' (high − low) / π‖², means over the interval; that of
     several is the product, so high degrees and interactions of many variables count more. The first
@@ -120,7 +120,7 @@ def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
-    """Solves the normal equations of an ALS fit, a positive semidefinite matrix plus a shift."""
+    """Solves normal equations of a functional train's ALS fit, with a shift of the diagonal."""
     # Roundoff must not make a direction that no sample sees look determined.
     floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
     matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0

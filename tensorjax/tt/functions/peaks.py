@@ -1,4 +1,4 @@
-"""Points where a function of several variables, or an error, is large: ascents along lines.
+"""Points where a function of several variables, or an error, is large, by ascent along lines.
 
 A narrow peak beside a smooth function is met by few random points or by none, but its tail may be:
 one error of a functional train is then far above all others. Ascents of |f − t| along the
@@ -78,7 +78,7 @@ class Peaks:
 
     @property
     def lines(self) -> int:
-        """Largest number of lines along each variable in the next ascent."""
+        """Largest number of lines along each variable in the next ascent to peaks of f."""
         return len(self.points) * self._sweeps
 
     @property
@@ -92,7 +92,7 @@ class Peaks:
     def climb(
         self, values: Callable[[np.ndarray], np.ndarray], grids: Mapping[int, np.ndarray]
     ) -> dict[int, np.ndarray]:
-        """Climbs along lines of nodes of some variables, in turn; then joins equal points.
+        """Climbs to peaks of f along lines of nodes of some variables, in turn; joins equal points.
 
         Args:
           values: f of points (batch, d).
@@ -121,7 +121,7 @@ class Peaks:
         return self._joined(lines)
 
     def _joined(self, lines: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Joins equal points, and leaves out those where f is zero, with their lines."""
+        """Joins equal points of an ascent to peaks of f, and removes those where f is zero."""
         once = np.sort(np.unique(self.points, axis=0, return_index=True)[1])
         keep = once[self._sizes[once] > 0]
         self.points, self._sizes = self.points[keep], self._sizes[keep]
@@ -219,7 +219,7 @@ def hidden_part(
 
 
 def _width(line: np.ndarray, wrong: np.ndarray, top: float) -> float:
-    """Returns how far large errors extend along a line, on the side where they extend farther."""
+    """Returns the reach of large errors along a line from their top, on its longer side."""
     far = np.abs(line - top)
     large = wrong > _END * wrong.max()
     beyond = far[~large & (far > 0)]
