@@ -41,7 +41,7 @@ def _on_host(name: str, x: Any) -> np.ndarray:
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns an argument as floating or complex array; TypeError for other dtypes."""
+    """Returns an argument as a floating or complex array; raises TypeError for other dtypes."""
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -198,7 +198,7 @@ def short(value: Any) -> str:
 
 
 def function(name: str, value: Any) -> Any:
-    """Returns an argument that can be called; raises TypeError for others."""
+    """Returns a function argument; raises TypeError if it cannot be called."""
     if not callable(value):
         raise TypeError(f"{name}: expected a function, got {short(value)}")
     return value
@@ -214,7 +214,7 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
-    """Returns an argument that is a dict; raises TypeError, which says ``of`` what, for others."""
+    """Returns a dict argument; raises TypeError, whose message says ``of`` what, for others."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
     return value
@@ -231,7 +231,7 @@ def several(name: str, value: Any, of: str) -> list[Any]:
 
 
 def choice(name: str, value: Any, known: Iterable[Any]) -> Any:
-    """Returns an argument that is one of the known choices; raises ValueError for others."""
+    """Returns an argument if it is one of several choices; else raises ValueError."""
     options = tuple(known)
     # Not by `in`, which asks arrays whether they are equal to it.
     if not any(value is o or (isinstance(value, str) and value == o) for o in options):
@@ -426,7 +426,7 @@ def _epsilon(dtype: Any) -> float:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Checks that tol or rank is given, and rank where traced data would determine ranks."""
+    """Checks that ``tol`` or ``rank`` is given; traced data need ``rank``."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"

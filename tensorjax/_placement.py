@@ -39,7 +39,7 @@ _config: Any = jax.config  # whose options have no types
 
 
 def placed(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that places results on the devices of the arguments, explicit meshes included.
+    """Decorator that places results on the devices, or explicit mesh, of the arguments.
 
     Results on an explicit mesh are sharded as `results_like` says. JAX's own error
     is raised if arguments are committed to different devices.
@@ -101,13 +101,13 @@ def _is_committed(x: Any) -> bool:
 
 
 def returned(host: Any, given: Any) -> jax.Array:
-    """Places a host array on the devices of ``given``, with its sharding, if that is committed."""
+    """Places a host array on the devices of ``given``, sharded alike, if that is committed."""
     # Without a device for one that is free; `jnp.asarray` would compile a program per shape.
     return jax.device_put(host, given.sharding if _is_committed(given) else None)
 
 
 def replicated(given: Any) -> Any:
-    """Returns the sharding, or device, that replicates new arrays beside ``given``.
+    """Returns the sharding, or device, that replicates new arrays on the devices of ``given``.
 
     None if ``given`` is not committed.
     """
@@ -320,7 +320,7 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:
-    """Returns a sharding spec that places x like ``given``, on axes whose sizes allow it."""
+    """Returns a partition spec that shards x like ``given``, on axes whose sizes allow it."""
     sharding = _named(given)
     if sharding is None or np.ndim(x) != np.ndim(given):
         return _REPLICATED
@@ -377,7 +377,7 @@ def _whole(sharding: Any) -> NamedSharding:
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Places cores on devices as the given cores are sharded, on axes whose sizes allow it."""
+    """Places new cores on devices, sharded like given cores on axes whose sizes allow it."""
     return tuple(_placed_core(c, g) for c, g in zip(cores, given, strict=True))
 
 

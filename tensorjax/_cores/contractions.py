@@ -1,4 +1,4 @@
-"""Contractions of single cores (r, n, s), NumPy or JAX, with matrices, vectors and each other."""
+"""Contractions of single cores (r, n, s), NumPy or JAX, with matrices, vectors and cores."""
 
 import math
 from collections.abc import Sequence

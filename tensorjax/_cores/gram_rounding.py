@@ -1,4 +1,4 @@
-"""TT-rounding of host cores by Gram matrices; an error tells where these are too inaccurate."""
+"""TT-rounding of host cores by Gram matrices, with an error where these are too inaccurate."""
 
 from typing import Any, NamedTuple
 

@@ -90,7 +90,7 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
 
 def evened(cores: Cores) -> tuple[Cores, int]:
-    """Scales every bond index of a train of host cores, so that what all cores hold is in range.
+    """Scales every bond index of a train of host cores so that all entries of cores are in range.
 
     One power of two for each bond index, not for each core: the terms of a sum, whose cores lie in
     diagonal blocks, may differ in size by more than the dtype spans, in opposite ways.
@@ -149,7 +149,7 @@ def in_range(x: Any) -> Any:
 
 
 def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
-    """Rescales cores by powers of two that cancel, so that products with others stay in range.
+    """Scales a train's cores by powers of two that cancel, so that its products are in range.
 
     They stay as they are where all products are in range as they are.
 

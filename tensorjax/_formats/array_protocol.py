@@ -88,7 +88,7 @@ _ENTRYWISE = {
 
 
 class NoArray:
-    """Base class of tensor formats that keeps NumPy from treating them as array elements.
+    """Base class of tensor formats that keeps NumPy from taking them for array elements.
 
     What Python or NumPy would answer without a look at the entries, such as ``x == y``, raises.
 

@@ -1,4 +1,4 @@
-"""Trains without entries, those with a mode of size 0: one rule for all that decomposes trains.
+"""Tensor trains with a mode of size 0, and so no entries: one rule for all decompositions.
 
 A tensor without entries is the zero tensor of its shape. Where an algorithm factorises cores, an
 empty mode gets one index, of zeros, before, and loses it again in the results (`widened`,

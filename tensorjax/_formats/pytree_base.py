@@ -10,7 +10,7 @@ from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 
 
 class FrozenPytree:
-    """Base class that makes a frozen dataclass a pytree: fields are children, or static metadata.
+    """Base class that makes a frozen dataclass a JAX pytree; fields are children or static.
 
     JAX rebuilds pytrees with leaves of any kind, so that checks stay in ``__init__``.
     """

@@ -29,7 +29,7 @@ _first = FirstCalls()
 def scaled_normals(
     key: Any, shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: Any
 ) -> list[jax.Array]:
-    """Draws normal arrays of given shapes and standard deviations from one random key."""
+    """Draws normal arrays of given shapes and standard deviations from one JAX random key."""
     drawn = on_host(jax.random.normal, key, shapes, dtype)
     if drawn is not None:
         return on_device([x * np.asarray(s, dtype) for x, s in zip(drawn, scales, strict=True)])

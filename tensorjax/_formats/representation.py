@@ -1,4 +1,4 @@
-"""Representation of the tensor formats as text, of those with leaves that are not arrays too."""
+"""Text representation of tensor formats, also with leaves that are not arrays."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Choice of the kernel that serves a call, from the table of candidates and their conditions."""
+"""Choice of the kernel that computes a call, from a table of candidates with conditions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

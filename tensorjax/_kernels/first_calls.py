@@ -114,7 +114,7 @@ def first_projections(arrays: Arrays, facts: Facts) -> bool:
 
 
 def forget_first_calls() -> None:
-    """Resets, for tests, the counts of first calls that the conditions of kernels keep."""
+    """Resets, for tests, the counts of calls by which NumPy or a compiled program is chosen."""
     _counted.clear()
     _repeated.clear()
     _sketched.clear()

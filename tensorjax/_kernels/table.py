@@ -43,7 +43,7 @@ CALL, TRACE, HOST = Stage
 
 
 class Candidate(NamedTuple):
-    """Candidate kernel of an operation at one stage, with the conditions under which it serves.
+    """Candidate kernel of an operation at one stage, with the conditions of its choice.
 
     Attributes:
       kernel: what serves.

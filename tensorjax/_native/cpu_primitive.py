@@ -1,4 +1,4 @@
-"""JAX primitive that a CPU kernel or XLA operations serve, decided when a program is lowered.
+"""JAX primitive lowered to a CPU kernel or to XLA operations, as the platform demands.
 
 A function that asks for the default backend while it is traced decides for whatever device the
 process has, not for the one that the program is lowered for: the program of `jax.export` for GPUs,
@@ -83,7 +83,7 @@ def _is_placed(x: Any) -> bool:
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Makes the operands of a CPU kernel vary over the same mesh axes, for `jax.shard_map`."""
+    """Casts the operands of a CPU kernel to vary over the same mesh axes, for `jax.shard_map`."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [

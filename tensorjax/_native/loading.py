@@ -32,7 +32,7 @@ _OFF = "turned off by TENSORJAX_NATIVE=0"
 
 
 class Kernels(NamedTuple):
-    """Result of loading the C++ kernels: the level that serves, and why the others do not.
+    """Result of loading the C++ kernels: instruction-set level in use, and why not others.
 
     Attributes:
       level: that serves, such as "x86-64-v3"; empty if none does.
@@ -46,12 +46,12 @@ class Kernels(NamedTuple):
 
 
 def kernels() -> Kernels:
-    """Loads the C++ kernels; returns the instruction-set level in use, and why others are not."""
+    """Loads the C++ kernels; returns the instruction-set level in use, and why not others."""
     return loaded()[1]
 
 
 def status() -> str:
-    """Returns the reason why loading the C++ kernels failed, or they cannot serve; else empty."""
+    """Returns the reason why the C++ kernels cannot be loaded or used; empty if they can."""
     return loaded()[1].reason
 
 

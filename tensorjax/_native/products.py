@@ -47,7 +47,7 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores that the C++ kernel `multiply` makes."""
+    """Returns the shapes of the cores of a product that the C++ kernel `multiply` returns."""
     return [
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))

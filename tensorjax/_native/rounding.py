@@ -1,4 +1,4 @@
-"""C++ kernels of TT-rounding: to given ranks as an XLA call, to an error on NumPy arrays."""
+"""C++ kernels of TT-rounding: to given ranks as an XLA call, to a tolerance on NumPy arrays."""
 
 import math
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def round_to_ranks(
 def rounded_shapes(
     cores: Sequence[jax.Array], ranks: tuple[int, ...]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` makes."""
+    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` returns."""
     new = (1, *ranks, 1)
     return [
         jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)

@@ -1,4 +1,4 @@
-"""Precision of decompositions on the host: error budgets, and single precision where it serves."""
+"""Precision of host decompositions: error budgets, and single precision where it suffices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
+"""SVD and Hermitian eigendecomposition with finite derivatives: by LAPACK or by XLA."""
 
 from collections.abc import Callable
 from typing import Any

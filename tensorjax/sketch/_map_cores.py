@@ -46,7 +46,7 @@ def row_matrix(p: TTRows | CPRows) -> jax.Array:
 
 
 def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out a random map's cores of the modes before s and of those from s on, by rows."""
+    """Multiplies out a random map's cores in two halves, modes before s and from s on, by rows."""
     left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
     if isinstance(p, CPRows):
         return left, right

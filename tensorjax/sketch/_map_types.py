@@ -246,7 +246,7 @@ class Dense(Projection):
 
 @_map_type("index", "sign")
 class Sparse(Projection):
-    """Sparse random map f(x) = (s/M)^{1/2} S x, with entries ±1 at about M N / s places.
+    """Sparse random map f(x) = (s/M)^{1/2} S x, with about M N / s entries ±1, the others 0.
 
     Attributes:
       index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
@@ -267,7 +267,7 @@ class Sparse(Projection):
 
     @property
     def size(self) -> int:
-        """Number of nonzeros of the sparse random map; under jit, that of stored places."""
+        """Number of nonzeros of the sparse random map; under jit, its storage capacity."""
         if _check.is_traced(self.sign):
             return self.sign.shape[-1]
         batch = math.prod(self.sign.shape[:-1])

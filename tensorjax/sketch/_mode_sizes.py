@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Returns input and output mode sizes of a random map: ints are factored into balanced ones.
+    """Returns input and output mode sizes of a random map: an int gives balanced factors.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes

@@ -38,7 +38,7 @@ def hadamard(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """Multiplies two trains entry by entry; TT-ranks multiply, or are rounded at once.
+    """Multiplies two trains entry by entry, exactly (TT-ranks multiply) or with rounding.
 
     Args:
       x: TT or TTMatrix.
@@ -96,7 +96,7 @@ def matvec(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Multiplies a TT-matrix by a train, A x; TT-ranks multiply, or are rounded at once.
+    """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
 
     TT-ranks multiply, or are brought down at once.
 
@@ -145,7 +145,7 @@ def matmul(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """Multiplies two TT-matrices, A B; TT-ranks multiply, or are rounded at once.
+    """Multiplies two TT-matrices, A B, exactly (TT-ranks multiply) or with rounding.
 
     Args:
       a: TTMatrix.

@@ -39,7 +39,7 @@ def padded_ranks(
 
 @placed
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
-    """Pads the bonds of a train with zeros to the given TT-ranks; the tensor stays the same.
+    """Zero-pads the bonds of a train to given TT-ranks; the represented tensor is unchanged.
 
     Loops under jit need shapes that do not change: pad once before, and give `round`, or the
     rounded products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of
@@ -75,7 +75,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 
 def padded_to(t: Train, interior: Sequence[int]) -> Train:
-    """Pads the bonds of a train with zeros to the given TT-ranks, without checks."""
+    """Zero-pads the bonds of a train to given TT-ranks, without argument checks."""
     ranks = (1, *interior, 1)
     cores = []
     for k, c in enumerate(t.cores):

@@ -1,4 +1,4 @@
-"""Streaming sum of trains, kept as two sketches of fixed size (streaming TT approximation)."""
+"""Streaming sum of tensor trains, stored as two sketches of fixed size (streaming TT)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

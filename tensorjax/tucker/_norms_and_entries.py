@@ -209,7 +209,7 @@ def _distance(x: Tucker, y: Tucker) -> tuple[Any, Any]:
 
 
 def agree(found: Tucker, given: Tucker, tol: float) -> bool:
-    """Whether two Tucker tensors on the host agree: ‖given − found‖ ≤ tol ‖given‖."""
+    """Whether a Tucker tensor on the host approximates another to a relative error ``tol``."""
     (error, e), (size, exponent) = _distance(given, found), _norm(given)
     return bool(np.ldexp(error, e - exponent) <= tol * size)
 

@@ -179,7 +179,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to all entries of a train, given as NumPy cores."""
+    """Adds a constant to all entries of a tensor train of NumPy cores."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []

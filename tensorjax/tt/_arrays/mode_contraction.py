@@ -1,4 +1,4 @@
-"""Contraction of modes of a train with vectors, to a train of the other modes or a scalar."""
+"""Contraction of modes of a train with vectors: leaves a train of the other modes, or a scalar."""
 
 import functools
 from collections.abc import Mapping

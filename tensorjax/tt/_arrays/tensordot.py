@@ -114,7 +114,7 @@ def _joined_by_program(x: TT, y: TT, count: int) -> Any:
 
 
 def _joined(x: TT, y: TT, count: int) -> tuple[list[Any], Any, Any]:
-    """Contracts the last modes of one train with the first ones of another, for `tensordot`.
+    """Contracts a train's last modes with another train's first ones, for `tensordot`.
 
     Returns the cores that remain, or a scalar, and the exponent of two that either is to be
     multiplied by.

@@ -108,7 +108,7 @@ class Approximation:
         return self.options.like_exact(self.estimate.error)
 
     def current(self) -> Cores:
-        """Returns the cores of the present train of a cross approximation."""
+        """Returns the cores of the train that a running cross approximation has now."""
         return self.finish(self.sets.cores())
 
     # Start ---------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Approximation:
         self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
 
     def look(self) -> None:
-        """Searches a nonzero entry of f to start `cross` from: at given pivots, or at random."""
+        """Searches a nonzero value of f to start `cross` from: at given pivots, or at random."""
         if self._pivots is not None:
             self.oracle.points(self._pivots)
         most = self.options.most_random

@@ -193,7 +193,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
-    """Checks the option ``resume`` of `cross`: returns the evaluations of an earlier search."""
+    """Checks `cross`'s option ``resume``: returns the record of an earlier search's values."""
     if resume is None:
         return None
     if not isinstance(resume, CrossInfo) or resume.record is None:
@@ -206,7 +206,7 @@ def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
 
 
 def _share(search: Any) -> float:
-    """Checks the option ``search`` of `cross`, a share of evaluations in [0, 1)."""
+    """Checks `cross`'s option ``search``: a share in [0, 1) of evaluations that seek errors."""
     if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
         raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
     return float(search)

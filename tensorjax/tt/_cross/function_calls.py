@@ -214,7 +214,7 @@ class PaddedCalls:
         return self._eager.culprit(error, points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
+        """Evaluates a black-box function on its first batch; notes if it returns JAX arrays."""
         head = self._eager(points if self._vectorized else points[:1])
         self.called = True
         self._is_jax = isinstance(head, jax.Array)

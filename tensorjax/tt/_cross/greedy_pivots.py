@@ -117,7 +117,7 @@ class Sets:
         return level, len(block.pivots)
 
     def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
-        """Adds pivots of cross interpolation at one bond, from given right multi-indices.
+        """Adds pivots of cross interpolation at one bond, at given right multi-indices.
 
         Returns:
           The number of pivots added at bond k.

@@ -195,7 +195,7 @@ class HeldOut:
 
     @property
     def enough(self) -> float:
-        """Least number of held-out entries that must carry the norm of f for a reliable error."""
+        """Least number of held-out entries to carry the norm of f, for `cross` to be reliable."""
         return min(TELLING, self.uniform / 2)
 
     @property

@@ -110,7 +110,7 @@ class Search:
         return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
 
     def _unsteady(self) -> float:
-        """Measures how much f changes when evaluated again, relative to its root mean square."""
+        """Measures how much f changes when `cross` evaluates it again, relative to its rms."""
         index = self.held.index[:_AGAIN]
         change = np.abs(self._oracle.again(index) - self.held.values[: len(index)]).max()
         part = float(change) / (self.held.rms or 1.0)

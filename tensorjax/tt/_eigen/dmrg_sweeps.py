@@ -1,4 +1,4 @@
-"""DMRG sweeps on host arrays: one local eigenproblem after the other, from left to right.
+"""DMRG sweeps on NumPy arrays: solve a local eigenproblem at each site from left to right.
 
 A sweep starts with its centre at the first core and all others right-orthogonal, and ends with the
 mirror image of that; so a sweep back is a sweep forth of the mirrored chain, with the interfaces
@@ -213,7 +213,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Normalises the state of DMRG sweeps, orthogonal to found ones; returns its eigenvalue too.
+    """Normalises DMRG's state and projects found eigenvectors out; returns its eigenvalue too.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.

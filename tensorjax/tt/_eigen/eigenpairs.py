@@ -60,7 +60,7 @@ Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
 
 
 class Levels(NamedTuple):
-    """Eigenpairs in ascending order, and how thoroughly missed lower ones were searched for."""
+    """Eigenpairs in ascending order, and how thoroughly lower ones were searched for."""
 
     pairs: list[Pair]
     check: Check
@@ -161,7 +161,7 @@ class _Finder:
         return None
 
     def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
-        """Runs block DMRG for ``count`` low states from random ones in the bases of a chain."""
+        """Runs block DMRG for ``count`` low states from random states in the bases of a chain."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)

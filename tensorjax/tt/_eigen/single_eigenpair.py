@@ -176,7 +176,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
-        """Measures the residual of a given start before the first DMRG sweep."""
+        """Measures the residual of a given initial state before the first DMRG sweep."""
         start, self.value = dmrg.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg.residual(start, self.value)
@@ -189,7 +189,7 @@ class Course:
 
     @property
     def fixed(self) -> bool:
-        """Whether the DMRG sweeps for this eigenpair keep all ranks."""
+        """Whether the DMRG sweeps for an eigenpair leave all ranks of the train unchanged."""
         return self.search.sites == 1 and self.expand == 0
 
     @property

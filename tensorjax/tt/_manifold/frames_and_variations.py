@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns shardings for the parts of a tangent vector: those of the train's cores."""
+    """Returns shardings for the arrays of a tangent vector, from those of the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.

@@ -181,7 +181,7 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
 
 @placed
 def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = None) -> Train:
-    """Sums tangent vectors at one point with weights; TT-ranks stay twice those of the point.
+    """Sums tangent vectors at one train with weights; TT-ranks are twice those of the train.
 
     Args:
       tangents: one or more trains that `tangent_project`, `tangent_sum` or `riemannian_grad`

@@ -172,7 +172,7 @@ class _Problem(NamedTuple):
         return self.domain.ends
 
     def of_index(self, index: Any) -> Any:
-        """Evaluates the integrand at nodes given by a batch of multi-indices, or by one."""
+        """Evaluates the integrand at quadrature nodes: at one multi-index, or at a batch."""
         if self.vectorized:
             return self._at(self.nodes.points(index))[0]
         return self._at(self.nodes.points(index[None]), one=True)[0]

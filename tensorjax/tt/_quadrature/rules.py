@@ -100,7 +100,7 @@ def _coarser(nodes: np.ndarray) -> np.ndarray | None:
 
 @functools.cache
 def gauss_legendre(points: int) -> Rule:
-    """Returns the Gauss–Legendre quadrature rule of given number of points."""
+    """Returns the Gauss–Legendre quadrature rule with a given number of points."""
     return _rule(legendre.leggauss(points)[0], 2 * points - 1)
 
 

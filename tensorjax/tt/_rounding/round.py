@@ -273,7 +273,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates `round` to given ranks by XLA's sweep, whatever the kernel."""
+    """Differentiates rounding to given TT-ranks by XLA's sweep, also where C++ rounded."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

@@ -100,7 +100,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Runs the small-array kernel that `from_dense` chooses, C++ or Gram; None for other arrays."""
+    """Decomposes a small array by C++ or Gram TT-SVD, if that is chosen; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}

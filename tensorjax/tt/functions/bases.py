@@ -78,7 +78,7 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def product(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns a basis that holds products with another basis, points, and a matrix there.
+        """Returns a basis that holds products with another, points, and a matrix from values.
 
         Args:
           other: basis of the same kind and interval.
@@ -134,7 +134,7 @@ def degree_of(value: Any, low: int) -> int:
 
 
 def same_interval(a: Basis, b: Any, k: int) -> None:
-    """Raises ValueError unless two bases, those of variable k, agree in kind and interval."""
+    """Raises ValueError unless two bases of functions agree in kind and interval."""
     if type(a) is not type(b) or (a.low, a.high) != (b.low, b.high):
         raise ValueError(
             f"variable {k}: expected bases of one kind on one interval, got {a!r} and {b!r}; "

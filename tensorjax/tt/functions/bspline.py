@@ -141,7 +141,7 @@ class BSpline(Basis):
 
     @property
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the constant function 1 in B-splines, all ones."""
+        """Coefficients (n,) of the constant function 1 in a B-spline basis, which are all 1."""
         return np.ones(self.size)
 
     def derivative(self) -> tuple["BSpline", np.ndarray]:

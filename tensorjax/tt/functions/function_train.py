@@ -173,7 +173,7 @@ def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
-    """Applies matrices, as those to common bases, to modes of a functional train's coefficients."""
+    """Multiplies modes of a functional train's coefficients by matrices, as changes of basis."""
     for k, matrix in matrices.items():
         t = mode_product(t, in_dtype(matrix, t.dtype), k)
     return t
@@ -196,7 +196,7 @@ def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ..
 
 
 def check_boxes(f: FunctionTrain, g: FunctionTrain) -> None:
-    """Raises ValueError if function trains have no common bases: other boxes or kinds of basis."""
+    """Raises ValueError unless functional trains agree in box and kinds of basis."""
     if checked(f).ndim != checked(g, "g").ndim:
         raise ValueError(f"g: expected a function of {f.ndim} variables, got {g.ndim}")
     for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):

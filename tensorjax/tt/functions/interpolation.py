@@ -288,7 +288,7 @@ class _Work:
         return first_bases(self.values, self.given, self.free, self.tol, self.most, peaks, self.rng)
 
     def fit(self, bases: list[Basis], tol: float, before: Fit | None) -> Fit:
-        """Interpolates the function in given bases by one cross approximation."""
+        """Interpolates a function in given bases by one cross approximation of its node values."""
         options = dict(self.options)
         if before is not None:
             nodes = {

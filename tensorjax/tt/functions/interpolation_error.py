@@ -98,7 +98,7 @@ class ErrorPoints:
         self._weigh()
 
     def look_at(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Adds test points of a sub-box, half as many as random ones, to an interpolation."""
+        """Adds random test points of a sub-box, at which an interpolation's error is measured."""
         count = int(min(self._count // 2, self._values.left // 4))
         if count < TELLING:
             return

@@ -50,7 +50,7 @@ def telling(squares: np.ndarray) -> float:
 
 
 class Peaks:
-    """Points that climb to local maxima of |f| along lines of nodes, one variable after the other.
+    """Points that ascend to local maxima of |f| along lines of nodes, one variable at a time.
 
     A few lines through the largest of some random points show how f varies where it is large; and
     if only few of these see f, ascents from other points show whether it has other peaks.

@@ -226,7 +226,7 @@ class _Splitting:
 
     @property
     def _kind(self) -> Any:
-        """Dtype of the patched train, known once the function was called."""
+        """Dtype of the patched train, known once the approximated function was called."""
         return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
     def _place(self, prefix: Prefix, found: _Leaf) -> None:
