@@ -80,7 +80,7 @@ def matrices(name: str, x: Any, *, square: bool = False) -> None:
 
 
 def core(name: str, x: Any) -> Any:
-    """Checks an argument that is to be a core of a format; returns an array, or raises TypeError.
+    """Checks an argument that is to be a tensor's core: returns an array, or raises TypeError.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -95,7 +95,7 @@ def core(name: str, x: Any) -> Any:
 
 
 class Unavailable(TypeError, ValueError):
-    """Exception of argument checks: 64-bit arrays while jax_enable_x64 is off."""
+    """Exception for arguments with 64-bit arrays while jax_enable_x64 is off."""
 
 
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
@@ -156,7 +156,7 @@ def inexact_dtype(dtype: Any) -> Any:
 
 
 def finite(name: str, tree: Any) -> None:
-    """Raises ValueError if an argument has NaN or infinite entries; traced leaves pass."""
+    """Raises ValueError if an argument has NaN or infinite entries; traced arrays pass."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, Tracer) and not _all_finite(np.asarray(leaf)):
             raise ValueError(

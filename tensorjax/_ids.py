@@ -22,7 +22,7 @@ def as_int32(ids: jax.Array, count: int) -> jax.Array:
 
 
 def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """Converts ids that may count from the end to int32 in [0, n); also returns validity."""
+    """Converts ids, negative ones from the end, to int32 in [0, n); also returns validity."""
     i = _clipped(indices, -n - 1, n)
     return jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1), (i >= -n) & (i < n)
 

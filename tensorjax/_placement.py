@@ -86,7 +86,7 @@ def _is_alone() -> bool:
 
 
 def _bound(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the arrays that determine where results are placed: traced or committed ones."""
+    """Returns the arrays that determine the devices of results: traced or committed ones."""
     try:
         # Mostly all are arrays and none is: a train of 20 cores is looked through in a microsecond.
         if not any(map(_COMMITTED, leaves)):
@@ -365,7 +365,7 @@ def _is_format(x: Any) -> bool:
 
 
 def _over_mesh(out: Any, args: Any, home: Any) -> list[NamedSharding]:
-    """Returns the shardings of all results over the mesh, or all devices, of the arguments."""
+    """Returns the shardings of all results on the mesh, or devices, of the arguments."""
     if not isinstance(home, NamedSharding):
         return [_whole(home)] * len(jax.tree.leaves(out))
     return [NamedSharding(home.mesh, spec) for spec in results_like(out, args)]

@@ -40,7 +40,7 @@ def absorb(matrix: Any, core: Any) -> Any:
 
 
 def times_right(core: Any, matrix: Any) -> Any:
-    """Multiplies a matrix into the right bond of a core: core @ matrix."""
+    """Contracts a matrix with the right bond of a core, NumPy or JAX: core @ matrix."""
     return matmul(tall(core), matrix).reshape(*core.shape[:2], matrix.shape[1])
 
 

@@ -23,7 +23,7 @@ class RightFactor(NamedTuple):
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Factors the Gram matrices of all cores right of each bond; also returns the squared norm.
+    """Factors the Gram matrices of a train's right parts at all bonds; returns ‖x‖² too.
 
     Raises:
       InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.

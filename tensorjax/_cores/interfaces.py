@@ -59,7 +59,7 @@ class LocalOperator:
         self._right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
 
     def __call__(self, x: Array) -> Array:
-        """Applies the local operator to the tensor of its sites, (r, n, …, r')."""
+        """Applies the local operator to a tensor (r, n, …, r') of its sites."""
         # Products of matrices alone: the axes meet in the order in which they lie in memory.
         t = self._left @ x.reshape(len(x), -1)
         rows = self.parts[0].shape[0]

@@ -176,7 +176,7 @@ def _assembled(
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Reduces TT-ranks above what the modes left by mode truncation allow, without error."""
+    """Reduces a train's TT-ranks exactly to those that its truncated mode sizes allow."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

@@ -1,4 +1,4 @@
-"""Scaling of cores, and of matrices that sweeps carry, by powers of two: products are in range."""
+"""Scaling by powers of two of cores, and of matrices in sweeps, so that products are in range."""
 
 import math
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ def is_empty(t: TT | TTMatrix) -> bool:
 
 
 def widened(t: Train) -> Train:
-    """Returns a train whose empty modes have one index, of zeros; itself if it has entries."""
+    """Returns a train with a zero index in each empty mode; unchanged if it has entries."""
     return type(t)._unchecked(tuple(map(_with_entries, t.cores))) if is_empty(t) else t
 
 

@@ -73,7 +73,7 @@ class Scalable(NoArray):
 
 
 class Summable(Scalable):
-    """Base class of formats that also support + and − with tensors of their kind and scalars."""
+    """Base class of tensor formats that also support + and − with their kind and with scalars."""
 
     _namespace: ClassVar[Any]  # the module of its functions
 
@@ -105,7 +105,7 @@ class Summable(Scalable):
 
 
 class Multipliable(Summable):
-    """Base class of formats that also support ``*`` between tensors of their kind, and powers."""
+    """Base class of tensor formats that also support ``*`` with their kind, and powers."""
 
     def __pow__(self, exponent: int) -> Self:
         number = whole_power(self, exponent)
@@ -134,7 +134,7 @@ def whole_power(x: Any, exponent: Any) -> int | None:
 
 
 class Namespace:
-    """Descriptor that imports the module of a format's functions at the first use of an operator.
+    """Descriptor that imports the module of a tensor format's functions at an operator's first use.
 
     Submodules load lazily, and a format may come from elsewhere: a pickle, or `mera.to_tt`.
     """

@@ -11,7 +11,7 @@ from tensorjax._native.cpu_primitive import on_cpu
 
 
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
-    """Chooses the kernel for a call: the first candidate in the table that is suitable.
+    """Chooses the kernel for a call: the table's first candidate whose conditions hold.
 
     That is, all of whose conditions hold.
 

@@ -1,4 +1,4 @@
-"""Type of the conditions of kernels: named predicates of a call, with their reasons."""
+"""Type of kernel conditions: named predicates of a call, each with its reason."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -77,7 +77,7 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether an array is explicitly sharded over several devices: no CPU kernel then."""
+    """Whether an array is explicitly sharded over several devices, which bars a CPU kernel."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 

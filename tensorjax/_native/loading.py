@@ -163,6 +163,6 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def blas_threads() -> list[ctypes.c_void_p]:
-    """Returns SciPy's get and set of BLAS thread counts, given to the C++ library at loading."""
+    """Returns functions that get and set SciPy's BLAS thread count, for the C++ library."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2

@@ -13,7 +13,7 @@ from tensorjax._native.host_calls import call, contiguous
 def basis_columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Bounds the basis columns at every bond, which size the workspace of rounding by C++."""
+    """Bounds the columns of bases at every bond, to size the workspace of C++ TT-rounding."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)

@@ -1,4 +1,4 @@
-"""Reports of conversions: errors, ranks, sizes, and whether the new format is smaller."""
+"""Reports of conversions to MERA and Tucker: errors, ranks, sizes, and whether it is smaller."""
 
 import dataclasses
 

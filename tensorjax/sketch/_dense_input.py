@@ -104,7 +104,7 @@ def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def _over_batches(
     size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Batches, under vmap, the C++ projection of dense rows; a batch of maps goes to XLA."""
+    """Batches the C++ projection of dense rows under `jax.vmap`; a batch of maps goes to XLA."""
     x_batched, *maps_batched = batched
     if x_batched and not any(maps_batched):
         y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)

@@ -51,7 +51,7 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest division of a map's modes into groups by dynamic programming.
+    """Finds the cheapest grouping of a random map's modes by dynamic programming.
 
     Args:
       batch: rows of the input.

@@ -24,7 +24,7 @@ _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times
 
 
 class Shapes(NamedTuple):
-    """Balanced factors of both sides of a Kronecker map, with the sizes N and M before padding."""
+    """Balanced factors of both sizes of a Kronecker random map, and the sizes before padding."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists the divisors of a map's size, for its balanced factors, by trial division up to 10⁶.
+    """Lists the divisors of a random map's size N or M, by trial division up to 10⁶.
 
     A cofactor of primes above 10⁶ counts as a prime.
     """

@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes the columns of a map's matrix that sparse input selects, as rows of an array.
+    """Computes the columns of a random map that sparse input selects, as rows of an array.
 
     Args:
       digits: (d, columns) indices j_1, …, j_d of each column in the modes of the input.

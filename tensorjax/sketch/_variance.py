@@ -174,7 +174,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """Contracts four copies of x by a pairing of their indices, a term of the variance of a map."""
+    """Contracts four copies of x in one index pairing, a term of a random map's variance."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [
@@ -188,7 +188,7 @@ def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
 
 
 def _exact_train_variance(kind: Family, x: jax.Array, relative: bool) -> jax.Array:
-    """Computes the variance for a dense x, written exactly as a tensor train."""
+    """Computes a random map's variance for a dense x, written exactly as a tensor train."""
     sizes = x.shape
     left = [math.prod(sizes[:k]) for k in range(len(sizes) + 1)]
     right = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
@@ -228,7 +228,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales cores of x near norm one, for a map's variance; also returns ‖x‖² and exponent."""
+    """Scales cores of x near norm one for a random map's variance; returns ‖x‖² too."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -257,7 +257,7 @@ def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
 
 
 def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
-    """Sums the variance over all pairings of indices by one sweep over the cores of x."""
+    """Sums a random map's variance over all index pairings, by a sweep over the cores of x."""
     assert kind.out_shape is not None
     weights = _fourth_moments.mode_weights(kind.out_shape, kind.rows, kind.delta)
     pairs = weights[0].shape[1]
@@ -285,7 +285,7 @@ def _first_bond() -> np.ndarray:
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts four copies of a core of x into the state of the variance sweep, modes paired."""
+    """Contracts four copies of a core of x in the sweep for a random map's variance."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

@@ -211,7 +211,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return _in_dtype(X.dtype, self.projection_, X)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Maps projected rows back by the Moore–Penrose inverse of the projection.
+        """Maps projected rows back by the Moore–Penrose inverse of the random projection.
 
         For a plain Kronecker product it is the product of the factors' inverses; with TT-ranks or
         padding it is found from the Gram matrix of the M rows, at a cost of M³.

@@ -1,4 +1,4 @@
-"""Broadcasting of trains as in NumPy: modes of size one are repeated, the ranks stay."""
+"""Broadcasting of tensor trains as in NumPy: modes of size one are repeated; TT-ranks stay."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -97,7 +97,7 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Predicts the nanoseconds of a product's sums over modes in C++; infinite for empty cores.
+    """Predicts the nanoseconds that a product of trains takes to sum over modes in C++.
 
     They are made row by row of the last axis, which is short where ranks are low.
     """

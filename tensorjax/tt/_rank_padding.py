@@ -87,7 +87,7 @@ def padded_to(t: Train, interior: Sequence[int]) -> Train:
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """Finds the bond indices that are not padding: non-zero entries of all cores connect them."""
+    """Finds a train's bond indices that are not zero-padding: chains of nonzeros reach them."""
     hosted = choose_kernel("tt.effective_ranks", (t,)) is NUMPY
     cores = [np.asarray(c) for c in t.cores] if hosted else t.cores
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]

@@ -119,7 +119,7 @@ def _symmetric(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 
 def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Draws an array of the sketches of a streaming sum, on the host where it can."""
+    """Draws a random sketch array of a streaming sum of trains, by NumPy where possible."""
     hosted = linalg.factor_dtype(dtype) == dtype  # NumPy has no QR of half precision
     found = one_on_host(draw, key, shape, dtype) if hosted else None
     return draw(key, shape, dtype) if found is None else found

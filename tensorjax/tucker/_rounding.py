@@ -188,7 +188,7 @@ def _part_of_modes(share: Any, order: int) -> Any:
 
 
 def _work(t: Tucker) -> int:
-    """Bounds the multiplications of rounding or orthogonalising a Tucker tensor, about."""
+    """Estimates the multiplications of rounding or orthogonalising a Tucker tensor."""
     columns = max((*t.ranks, *(t.core.ranks if isinstance(t.core, TT) else ())))
     return 4 * columns * sum(leaf.size for leaf in jax.tree.leaves(t)) * t.order
 

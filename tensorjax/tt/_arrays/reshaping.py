@@ -167,7 +167,7 @@ def _cut_on_host(t: TT | TTMatrix, swaps: list[int], bound: int) -> list[Any]:
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any]:
-    """Permutes modes of `permute` in a compiled program: exactly, or with bounded TT-ranks."""
+    """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if bound is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -267,7 +267,7 @@ def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
 def _restructured(
     cores: list[Any], asked: Sequence[Pair], cut: Callable[..., Any], hand_on: Callable[..., Any]
 ) -> list[Any]:
-    """Runs the steps that reshape a train; returns the cores of the new modes."""
+    """Carries out the merges and splits that reshape a train; returns the new cores."""
     given = [c.shape[1:3] for c in cores]
     sources, targets, out = list(cores[::-1]), list(asked[::-1]), []
     held = sources.pop()
@@ -355,7 +355,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """Builds a reshaped TT or TTMatrix from cores with row and column modes."""
+    """Builds a reshaped TT or TTMatrix from cores that have row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(copied(cores)))

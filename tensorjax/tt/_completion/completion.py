@@ -284,7 +284,7 @@ class _Fit(NamedTuple):
 
 
 class _Work:
-    """Running tensor completion: samples, options and history of errors."""
+    """State of a running tensor completion: samples, options and history of errors."""
 
     def __init__(
         self, data: _Data, method: Method, ridge: float, tol: float, stop: float, callback: Any
@@ -337,7 +337,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Fits trains of increasing TT-ranks as long as the error on held-out samples falls."""
+        """Completes a tensor at increasing TT-ranks, as long as the held-out error falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0

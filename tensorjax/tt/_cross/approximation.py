@@ -160,7 +160,7 @@ class Approximation:
         return True
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the start of a cross approximation: the largest entry near given pivots."""
+        """Returns the entry where a cross approximation starts: the largest near given pivots."""
         if not offers:
             return point
         oracle = self.oracle
@@ -319,7 +319,7 @@ class Approximation:
         return status
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant function, with one value per component."""
+        """Returns the cores of a constant train, with one value per component of the function."""
         ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)

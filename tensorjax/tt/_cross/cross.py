@@ -182,7 +182,7 @@ def cross(
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
-    """Checks `cross`'s options jit, executor and on_error for calls of the function."""
+    """Checks `cross`'s options ``jit``, ``executor`` and ``on_error``; whether errors return."""
     _check.choice("jit", jit, (True, False, "auto"))
     _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
@@ -315,7 +315,7 @@ def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray 
 
 
 class _Dtype:
-    """Dtype of a cross approximation, asked for or that of f; checks tolerance and range by it."""
+    """Dtype of `cross`'s result, asked for or that of f; checks tolerance and range by it."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle
@@ -359,7 +359,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """Casts cores to the dtype of the result, and multiplies them by the scale of f."""
+        """Casts cores to the dtype of `cross`'s result, and multiplies them by the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))

@@ -1,4 +1,4 @@
-"""Global search of `cross`: entries anywhere in the tensor that may show errors, and ascents.
+"""Global search of `cross` for entries, anywhere in the tensor, where its train is wrong.
 
 Sweeps look into the blocks of the index sets, held-out entries at random ones of the whole tensor.
 What both miss lies at few entries. Three ways lead there: entries near the index sets, which follow
@@ -72,7 +72,7 @@ class GlobalSearch:
         return 2 * sum(self._oracle.shape)
 
     def random(self, count: int) -> np.ndarray:
-        """Draws multi-indices (count, d) uniformly from the whole tensor."""
+        """Draws uniform multi-indices (count, d) of a tensor, to search for errors of `cross`."""
         shape = self._oracle.shape[: self._held.index.shape[1]]
         return self._rng.integers(0, shape, (count, len(shape)))
 
@@ -149,7 +149,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
-        """Returns corners of boxes of the tensor, at which a jump inside a box would show.
+        """Returns corners of boxes of a tensor, at which `cross` sees jumps inside the boxes.
 
         The entries that begin with one row are a box, on digits of a grid a small one, and those
         that go on with first or last indices are its corners. If f jumps inside the box, corners

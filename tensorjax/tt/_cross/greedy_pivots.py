@@ -76,7 +76,7 @@ class Sets:
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches one bond's block of the tensor for large residuals, and adds pivots there.
+        """Searches one bond's unfolding for large residuals of `cross`, and adds pivots there.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a

@@ -105,7 +105,7 @@ class HeldOut:
         self._weigh()
 
     def extend(self, count: int) -> None:
-        """Adds uniformly random entries of the whole tensor to the held-out entries."""
+        """Adds uniformly random entries of a tensor to the held-out entries of `cross`."""
         if self.all:  # an entry held out twice would count twice
             return
         index = self._draw(count)
@@ -233,13 +233,13 @@ class HeldOut:
 
     @property
     def share(self) -> float:
-        """Fraction of a tensor's entries that carries its norm, estimated by held-out ones."""
+        """Share of a tensor's entries that carry its norm, estimated by `cross`'s held-out ones."""
         terms, right, largest = self._terms()
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
     def rms(self) -> float:
-        """Root mean square of a tensor's entries, estimated by held-out ones."""
+        """Root mean square of a tensor's entries, estimated by `cross`'s held-out ones."""
         terms, _, largest = self._terms()
         top = math.sqrt(float(squares(self.values).max()))
         return top * math.sqrt(largest * float(terms.sum()))
@@ -251,7 +251,7 @@ class HeldOut:
         return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
-        """Whether the norms of the train and of the tensor agree, by the held-out entries."""
+        """Whether the norms of train and tensor agree at the held-out entries of `cross`."""
         right = squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))

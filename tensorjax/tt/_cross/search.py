@@ -1,4 +1,4 @@
-"""Search of `cross`: sweeps that add greedy pivots, until held-out entries show the error asked."""
+"""Search of `cross`: sweeps add greedy pivots until held-out entries meet the tolerance."""
 
 import math
 import time

@@ -251,7 +251,7 @@ class Verification:
         return False
 
     def _wrong_at_random(self, cores: Cores) -> bool:
-        """Searches for errors of a function that jumps at random entries of the whole tensor."""
+        """Searches `cross`'s errors of a function with jumps at random entries of the tensor."""
         fit, oracle, tol = self._fit, self._fit.oracle, self._fit.options.tol
         least = _IF_CONSTANT * fit.held.uniform if fit.held.constant else 0
         most = max(_AT_RANDOM * oracle.evaluations, least)

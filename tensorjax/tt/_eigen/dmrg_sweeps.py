@@ -94,7 +94,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects eigenvectors found before on the local space of a DMRG sweep, a row for each."""
+    """Projects found eigenvectors on the local space of a DMRG step, one row for each."""
     if not chain.found:
         return None
     rows = []
@@ -163,7 +163,7 @@ def reversed_chain(
 
 
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
-    """Splits a DMRG step's tensor into isometry and remainder; returns the energy discarded too."""
+    """Splits a DMRG step's tensor into isometry and remainder; returns discarded energy too."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
     if rule.share == 0:  # all of the bond stays, directions without weight included
         return *linalg.qr(matrix), 0.0, False

@@ -82,7 +82,7 @@ def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
 
 
 class _Finder:
-    """Search for the k lowest eigenpairs: pairs found so far, and start states for others."""
+    """Search for the k lowest eigenpairs by DMRG: found pairs, and start states for others."""
 
     def __init__(self, search: Search, k: int):
         self.search, self.k = search, k
@@ -106,7 +106,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, known=known))
 
     def complete(self) -> Check:
-        """Searches for missed eigenpairs until none is found; returns how thorough that was."""
+        """Searches for eigenpairs that DMRG missed until none is found; returns how thoroughly."""
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
@@ -137,7 +137,7 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """Finds at most ``count`` low states outside the eigenvectors found, by block DMRG."""
+        """Finds at most ``count`` low eigenstates orthogonal to found ones, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
@@ -176,7 +176,7 @@ class _Finder:
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """Searches for an eigenpair below the highest one found; returns None if there is none."""
+        """Searches by DMRG for an eigenpair below the highest found one; None if there is none."""
         least = [max(p.bound, p.residual if p.status == "energy" else 0.0) for p in self.pairs]
         slack = max(*least, _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack

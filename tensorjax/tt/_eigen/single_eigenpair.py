@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Arguments of `eigsh` that the search for each single eigenpair takes."""
+    """Options of `eigsh` that the DMRG search for each single eigenpair needs."""
 
     operator: Cores
     dtype: Any
@@ -78,7 +78,7 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked of an eigenpair: the tolerance times a scale, or roundoff.
+        """Returns the residual that `eigsh` asks of an eigenpair: tol times scale, or roundoff.
 
         The roundoff is that for ‖A‖₂ = ``spread``.
         """
@@ -86,7 +86,7 @@ class Search(NamedTuple):
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """Returns the largest residual at which an eigenpair counts as converged.
+        """Returns the largest residual at which `eigsh` counts an eigenpair as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -254,7 +254,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records the measured residual of an eigenpair, and sets a status if it has converged."""
+        """Records an eigenpair's measured residual, and sets the status if DMRG has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:

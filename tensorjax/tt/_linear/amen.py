@@ -56,7 +56,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Copies the lists in AMEn's state, but not the arrays in them."""
+        """Copies the lists of cores and interfaces in AMEn's state, without copying arrays."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 
@@ -189,7 +189,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes the squared changes of the local residual by truncations to each rank, in AMEn.
+    """Computes the squared change of AMEn's local residual by truncation to each rank.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.

@@ -21,7 +21,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """Result of a solver of the linear system: best solution, residual, status and history.
+    """Result of AMEn or TT-GMRES: best solution of A x = b, residual, status and history.
 
     Attributes:
       x: cores.
@@ -71,7 +71,7 @@ class System:
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
-        """Computes the residual ‖a x − b‖ of the linear system."""
+        """Computes the residual ‖a x − b‖ of the linear system at a train x."""
         return overlaps.distance(products.matvec(self.a, x), self.b)
 
     def cast_residual(self, x: Cores) -> float:
@@ -110,7 +110,7 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r: near zero if A is nearly singular.
+        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r of A x = b: tiny if A is nearly singular.
 
         r is the residual b − A x.
 
@@ -129,7 +129,7 @@ class System:
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * overlaps.norm(x)
 
     def _sigma(self) -> float:
-        """Root mean square singular value of the matrix of the linear system."""
+        """Root mean square of the singular values of the linear system's TT-matrix."""
         return overlaps.norm(
             [c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a]
         )

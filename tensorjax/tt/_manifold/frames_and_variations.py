@@ -42,7 +42,7 @@ NOTHING = -(2**20)
 
 
 class Frame(NamedTuple):
-    """Frame of a point of the manifold, for tangent vectors: left- and right-orthogonal cores.
+    """Frame of tangent vectors at a train: its left- and right-orthogonal cores.
 
     Attributes:
       left: U_1 … U_{d−1}, left-orthogonal.

@@ -105,7 +105,7 @@ def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: A
 
 
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
-    """Returns the Riemannian gradient P_x ∇f(x) as a function, without materialising ∇f(x).
+    """Returns a function that computes the Riemannian gradient P_x ∇f(x) of f at a train x.
 
     Args:
       f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
@@ -248,7 +248,7 @@ def _moved(x: TT, direction: TT, step: Any) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """Returns a gradient if it has the form of a tangent vector at x; else raises ValueError."""
+    """Returns a gradient that has the form of a tangent vector at x; else raises ValueError."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

@@ -148,7 +148,7 @@ def integrate(
 
 
 class _Goal(NamedTuple):
-    """Callable that returns the absolute error wanted of an integral, from its value."""
+    """Callable that returns the absolute error asked of an integral, from its value."""
 
     tol: float
     atol: float
@@ -178,7 +178,7 @@ class _Problem(NamedTuple):
         return self._at(self.nodes.points(index[None]), one=True)[0]
 
     def values(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates the integrand at points; raises ValueError at NaN or Inf."""
+        """Evaluates an integral's integrand at points; raises ValueError at NaN or Inf."""
         if self.vectorized:
             found, x = self._at(points)
         else:
@@ -275,7 +275,7 @@ def _mean_error(off: np.ndarray) -> float:
 
 
 def _rms(values: np.ndarray) -> Any:
-    """Computes the root mean square of each component of values whose squares may overflow."""
+    """Computes the root mean square of each component of an integrand's values, in range."""
     sizes = np.abs(values)
     top = sizes.max() or 1.0
     return top * np.sqrt(np.mean((sizes / top) ** 2, axis=0))
@@ -305,7 +305,7 @@ def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> t
 
 
 def _fit_tolerance(tol: float, found: Try, wanted: float) -> float | None:
-    """Returns a smaller cross tolerance for the next try of an integral; None if useless."""
+    """Returns a smaller cross tolerance for the next try at an integral; None if useless."""
     if found.cross_error <= wanted / 2:
         return None  # the rule is at fault
     least = 20 * float(np.finfo(np.asarray(found.train.cores[0]).dtype).eps)

@@ -15,7 +15,7 @@ _LEAST_NODES, _BY_CHANCE = 31, 8
 
 
 class Rule(NamedTuple):
-    """Quadrature rule on [−1, 1]: nodes, weights, and Legendre coefficients from values.
+    """Quadrature rule on [−1, 1]: nodes, weights, and matrix to Legendre coefficients.
 
     Attributes:
       nodes: (n,) ascending.
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
         return min(self._by_series(columns), self._by_order(columns))
 
     def _by_order(self, columns: np.ndarray) -> float:
-        """Estimates a quadrature error as C n^−p from two coarser rules; inf if they show none."""
+        """Estimates a quadrature error as C n^−p from two coarser rules; inf if there are none."""
         if self.coarser is None:
             return math.inf
         half, quarter = np.abs((self.coarser - self.weights) @ columns)

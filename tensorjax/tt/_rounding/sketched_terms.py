@@ -91,7 +91,7 @@ def edge(term: Term) -> Array:
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Scales the cores of all terms of a rounded sum near one; returns the exponents too."""
+    """Scales the cores of a rounded sum of trains near one; returns the exponents too."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -104,7 +104,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Sketches all terms of a rounded sum from the right, bond by bond, by one random train.
+    """Sketches all trains or products in a sum, from the right, by one random train.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -202,7 +202,7 @@ def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes the Gram matrices of a sum of terms, of its right unfoldings; its squared norm too.
+    """Computes Gram matrices of a sum of trains, at every bond, and its squared norm.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """
@@ -225,7 +225,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of a sum of terms, a block-diagonal core, by a matrix on its right."""
+    """Multiplies slice n of a sum of trains, a block-diagonal core, by a matrix on its right."""
     out = []
     start = 0
     for factors in cores:
@@ -244,7 +244,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
 
 
 def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of terms by Gram matrices of its bonds: cores and their exponent.
+    """Rounds a weighted sum of trains by Gram matrices of its bonds: cores and their exponent.
 
     Returns:
       The cores, and the exponent of two to scale them back by.

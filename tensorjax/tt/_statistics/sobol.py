@@ -334,7 +334,7 @@ _compiled = jax.jit(_values, static_argnums=3)
 
 
 def _swept(pairs: Any, mask: Any, exponent: Any) -> tuple[Any, Any]:
-    """Sums variance components under one mask by a sweep over the cores, as (m, e)."""
+    """Sums variance components under one 0/1 mask by a sweep over a train's cores, as (m, e)."""
     mean, _ = pairs[0]
     xp = np if linalg.is_host(mean) else jnp
     is_complex = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)

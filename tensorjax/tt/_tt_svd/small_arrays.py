@@ -120,7 +120,7 @@ def _split_on_the_left(
 def _split_joined(
     core: Any, left: int, modes: Sequence[int], asked: Asked
 ) -> tuple[list[Any], Any, Asked]:
-    """Splits several leading modes off a small array by partial traces of one Gram matrix."""
+    """Splits several leading modes off a small array in TT-SVD, by one Gram matrix."""
     after = math.prod(modes)
     a = core.reshape(left * after, -1)
     w, cut = host_gram(a), False

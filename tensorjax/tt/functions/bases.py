@@ -118,7 +118,7 @@ class Basis(abc.ABC):
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Checks the interval of a basis of functions: returns floats; ValueError unless low < high."""
+    """Checks the interval of a basis of functions: returns two floats, low < high."""
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
@@ -129,7 +129,7 @@ def checked_interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def degree_of(value: Any, low: int) -> int:
-    """Checks the degree of functions in a basis; raises an error if no integer or too small."""
+    """Checks the degree of functions in a basis: returns an int; raises if too small."""
     return _check.integer("degree", value, low=low)
 
 

@@ -161,7 +161,7 @@ class BSpline(Basis):
         return BSpline(self.knots, p - 1), matrix
 
     def common(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns a B-spline basis that contains two, and the conversion matrices into it.
+        """Returns a B-spline basis that contains two bases, and the matrices into it.
 
         Args:
           other: splines on the same interval.
@@ -176,7 +176,7 @@ class BSpline(Basis):
         return basis, back @ self._on_host(points), back @ other._on_host(points)
 
     def product(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns a B-spline basis for products, points, and the matrix from values there.
+        """Returns a B-spline basis that holds products, points, and the matrix from values there.
 
         Args:
           other: splines on the same interval.
@@ -189,7 +189,7 @@ class BSpline(Basis):
         return basis, *basis._projection
 
     def _joined(self, other: "BSpline", degree: int) -> "BSpline":
-        """Builds a B-spline basis with the knots of two, as smooth as the less smooth one."""
+        """Builds a B-spline basis with all knots of two bases, as smooth as the less smooth one."""
         smooth: dict[float, int] = {}
         for b in (self, other):
             for knot, count in zip(*np.unique(b.knots, return_counts=True), strict=True):

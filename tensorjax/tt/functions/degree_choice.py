@@ -99,7 +99,7 @@ def of_degree(basis: Any, degree: int) -> Any:
 
 
 def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws points (count, d) uniformly from a box, to choose the degrees of its bases."""
+    """Draws points (count, d) uniformly from the box of Chebyshev bases, to choose degrees."""
     low = np.array([b.low for b in bases])
     high = np.array([b.high for b in bases])
     return low + (high - low) * rng.random((count, len(bases)))

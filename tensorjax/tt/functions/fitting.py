@@ -220,7 +220,7 @@ class _Data:
 
 
 class _Fit(NamedTuple):
-    """Functional trains fitted to samples: one without each held-out part, and one to all.
+    """Functional trains fitted to samples: one without each held-out part, and one with all.
 
     Attributes:
       replicas: cores of every fit, of the same ranks; that to all samples is the last one.
@@ -233,12 +233,12 @@ class _Fit(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """TT-ranks of the fits, bond by bond."""
+        """TT-ranks of the fitted functional trains, bond by bond."""
         return [c.shape[0] for c in self.replicas[-1][1:]]
 
 
 class _Work:
-    """Running least-squares fit of a functional train to samples: bases, starts, best, history."""
+    """State of a functional train's least-squares fit: bases, starts, best fit, history."""
 
     def __init__(
         self, data: _Data, bases: list[Basis], ranks: tuple[int, ...], tol: float,
@@ -284,7 +284,7 @@ class _Work:
                 self.improved(start.replicas, start.ridge, _TRIAL)
 
     def grow(self) -> None:
-        """Raises the TT-ranks of a fit, and adapts the ridge, while the held-out error falls."""
+        """Raises the TT-ranks of a functional-train fit, while its held-out error falls."""
         if len(self.bases) == 1:
             return
         self.improved(self.best.replicas, self.best.ridge, self.most)
@@ -334,7 +334,7 @@ class _Work:
         return better
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads the cores of a fit to higher TT-ranks with small random entries."""
+        """Pads a fitted functional train's cores to higher TT-ranks by small random entries."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -346,7 +346,7 @@ class _Work:
         return out
 
     def lowered(self, part: float) -> list[Cores]:
-        """Rounds all fits to the TT-ranks of the fit to all samples, at a relative error."""
+        """Rounds all functional-train fits to the TT-ranks of the fit to all samples."""
         *others, last = self.best.replicas
         last = balanced(*svd_round(last, None, part**2))
         ranks = [c.shape[0] for c in last[1:]]

@@ -160,7 +160,7 @@ def checked(f: Any, name: str = "f") -> FunctionTrain:
 
 
 def checked_variable(f: FunctionTrain, variable: Any) -> int:
-    """Returns the non-negative number of a functional train's variable; checks its range."""
+    """Returns the number of a functional train's variable, not negative; checks its range."""
     return _check.integer("variable", variable, low=-f.ndim, high=f.ndim - 1) % f.ndim
 
 

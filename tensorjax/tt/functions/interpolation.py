@@ -208,7 +208,7 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
 
 @dataclasses.dataclass
 class _Work:
-    """Interpolation by functional trains that is under way: values at test points, options."""
+    """State of a running interpolation by functional trains: test points, options, history."""
 
     f: Callable[[Any], Any]
     values: Values
@@ -265,7 +265,7 @@ class _Work:
         return found._replace(error=error, std=std, largest=largest)
 
     def hidden(self, found: Fit) -> HiddenPart | None:
-        """Climbs from an error that stands out to a part of f that an interpolation lacks."""
+        """Climbs from a large error to a part of f that an interpolation lacks; None if none."""
         start = self.tests.worst(found.bases, found.cast)
         if start is None or len(self.parts) >= _PARTS or self.options.get("search") == 0:
             return None

@@ -183,7 +183,7 @@ class _Density:
 
 
 def _cells(basis: Basis) -> np.ndarray:
-    """Returns the ends (n + 1,) of the cells about basis nodes, in which error points are drawn."""
+    """Returns the ends (n + 1,) of cells about basis nodes, from which test points are drawn."""
     nodes = basis.nodes
     return np.concatenate([[basis.low], (nodes[1:] + nodes[:-1]) / 2, [basis.high]])
 
@@ -264,7 +264,7 @@ def reported(
     *,
     zero: bool,
 ) -> InterpolateInfo:
-    """Builds the report of a finished interpolation; ``zero``: whether all values of f were."""
+    """Builds the report of a finished interpolation; ``zero``: whether f was zero everywhere."""
     status: Any = "converged" if found.bound <= tol else "basis"
     unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
     if unknown or (status == "basis" and found.info.status != "converged"):

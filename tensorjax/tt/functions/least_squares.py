@@ -45,7 +45,7 @@ def smooth_coordinates(basis: Basis) -> np.ndarray:
 
 
 def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Evaluates NumPy cores at samples from basis values there, for least-squares fits."""
+    """Evaluates a functional train's cores at samples from basis values, for ALS fits."""
     held = np.ones((len(rows[0]), 1))
     for core, at in zip(cores, rows, strict=True):
         held = through(held, at, core)
@@ -53,7 +53,7 @@ def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def through(left: np.ndarray, at: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Multiplies a row vector per sample by a core and basis values, in a sweep of an ALS fit."""
+    """Multiplies a row vector per sample by a functional train's core, in an ALS sweep."""
     return einsum("ba,bn,ans->bs", left, at, core)
 
 

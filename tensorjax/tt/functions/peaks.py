@@ -37,7 +37,7 @@ _END, _WIDER = 0.02, 1.5
 
 
 def telling(squares: np.ndarray) -> float:
-    """Returns (Σ s)² / Σ s², the number of points that carry a peaked sum; 0 for all zeros.
+    """Returns (Σ s)² / Σ s², the effective number of points in a peaked sum; 0 for all zeros.
 
     Example:
       >>> import numpy as np
@@ -129,7 +129,7 @@ class Peaks:
 
 
 def along(points: np.ndarray, k: int, nodes: np.ndarray) -> np.ndarray:
-    """Returns points (m n, d) on lines along variable k, along which peaks are climbed.
+    """Returns points (m n, d) on lines along variable k, for ascents to peaks of f.
 
     Example:
       >>> import numpy as np

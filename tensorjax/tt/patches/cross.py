@@ -249,7 +249,7 @@ class _Splitting:
             heapq.heappush(self._waiting, (-share.error, (*prefix, digit), share))
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
-        """Estimates the norm of a function on a patch from random entries."""
+        """Estimates a function's norm on a patch of its domain from random entries."""
         count = int(min(_SAMPLES, self._oracle.left))
         rng = np.random.default_rng(self.searches)
         index = np.stack([rng.integers(n, size=count) for n in rest], axis=1)
@@ -267,7 +267,7 @@ class _Splitting:
         return found.error + 2 * found.std <= self.tol * whole * share
 
     def _give_up(self, status: Status) -> Status:
-        """Ends the splitting early: unfitted patches take the trains of their parents."""
+        """Ends patched cross approximation early: unfitted patches take their parents' trains."""
         if not self.leaves and not self._waiting:
             self.leaves[()] = _Leaf(None, 0.0, 0.0, math.inf, False)
         for _, prefix, share in self._waiting:

@@ -53,7 +53,7 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes of a tensor on the quantics grid, one mode per digit, or fused digits."""
+        """Mode sizes of a tensor on the quantics grid: a mode for each digit, or fused digits."""
         bits = _each(self.bits, self.dims)
         if not self.fused:
             return (self.base,) * sum(bits)

@@ -112,7 +112,7 @@ def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
 
 
 def interval(base: int, bits: int, first: int, last: int) -> list[Any]:
-    """Builds the cores, over one dimension's digits, of the indicator of first ≤ i < last."""
+    """Builds a quantics train's cores of the indicator of first ≤ i < last in one dimension."""
     if first >= last:
         return [np.zeros((1, base, 1))] * bits
     lower, upper = _digits(base, bits, first), _digits(base, bits, last - 1)
