@@ -1,4 +1,7 @@
-"""CPU instruction-set levels, such as x86-64-v4, by which the C++ libraries are named."""
+"""CPU instruction-set levels, such as x86-64-v4, by which the C++ libraries are named.
+
+This module imports no other module of the package.
+"""
 
 import platform
 from pathlib import Path

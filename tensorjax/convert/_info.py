@@ -1,4 +1,4 @@
-"""Reports of conversions to MERA and Tucker: errors, ranks, sizes, and whether it is smaller."""
+"""Reports of conversions of trains to MERA and Tucker: errors, ranks, sizes of both formats."""
 
 import dataclasses
 

@@ -277,7 +277,7 @@ class _Block:
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a cross interpolation's pivot in column j or row i; False if too small there."""
+        """Adds a cross interpolation's pivot in column j or row i, unless the residual is small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())

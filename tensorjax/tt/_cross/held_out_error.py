@@ -200,7 +200,7 @@ class HeldOut:
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to have jumps, as its values at `cross`'s held-out entries are few."""
+        """Whether f seems to have jumps: few distinct values at `cross`'s held-out entries."""
         values = self.values[: self.uniform]
         levels, counts = np.unique(values, axis=0, return_counts=True)
         common = levels[counts.argmax()]

@@ -198,7 +198,7 @@ def solution(
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the solution of A x = b in TT format if b = 0 or the first guess suffices."""
+    """Returns the TT solution of A x = b if b = 0 or the first guess suffices, else None."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):

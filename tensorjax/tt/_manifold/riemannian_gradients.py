@@ -107,6 +107,8 @@ def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: A
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
     """Returns a function that computes the Riemannian gradient P_x ∇f(x) of f at a train x.
 
+    It does not materialise ∇f(x).
+
     Args:
       f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
         any ranks.
@@ -237,7 +239,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Returns the Riemannian gradient at a train x, and momentum vectors projected tangent to x."""
+    """Returns the Riemannian gradient at a train x, and momentum vectors projected there."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 
