@@ -101,7 +101,7 @@ def series(count: int) -> np.ndarray:
 
 
 def derivative_series(count: int) -> np.ndarray:
-    """Returns the matrix from Chebyshev coefficients of a series to those of its derivative.
+    """Returns the matrix that differentiates a Chebyshev series, on its coefficients.
 
     (n − 1, n).
 

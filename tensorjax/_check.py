@@ -41,7 +41,7 @@ def _on_host(name: str, x: Any) -> np.ndarray:
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns an argument as floating or complex array; TypeError for other dtypes."""
+    """Returns an argument as a floating or complex array; raises TypeError for other dtypes."""
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -80,7 +80,7 @@ def matrices(name: str, x: Any, *, square: bool = False) -> None:
 
 
 def core(name: str, x: Any) -> Any:
-    """Checks an argument that is to be a core of a format; returns an array, or raises TypeError.
+    """Checks an argument that is to be a tensor's core: returns an array, or raises TypeError.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -95,7 +95,7 @@ def core(name: str, x: Any) -> Any:
 
 
 class Unavailable(TypeError, ValueError):
-    """Exception of argument checks: 64-bit arrays while jax_enable_x64 is off."""
+    """Exception for arguments with 64-bit arrays while jax_enable_x64 is off."""
 
 
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
@@ -156,7 +156,7 @@ def inexact_dtype(dtype: Any) -> Any:
 
 
 def finite(name: str, tree: Any) -> None:
-    """Raises ValueError if an argument has NaN or infinite entries; traced leaves pass."""
+    """Raises ValueError if an argument has NaN or infinite entries; traced arrays pass."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, Tracer) and not _all_finite(np.asarray(leaf)):
             raise ValueError(
@@ -198,7 +198,7 @@ def short(value: Any) -> str:
 
 
 def function(name: str, value: Any) -> Any:
-    """Returns an argument that can be called; raises TypeError for others."""
+    """Returns a function argument; raises TypeError if it cannot be called."""
     if not callable(value):
         raise TypeError(f"{name}: expected a function, got {short(value)}")
     return value
@@ -214,7 +214,7 @@ def optimizer(name: str, value: Any) -> None:
 
 
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
-    """Returns an argument that is a dict; raises TypeError, with ``of`` in it, for others."""
+    """Returns a dict argument; raises TypeError, whose message says ``of`` what, for others."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
     return value
@@ -231,7 +231,7 @@ def several(name: str, value: Any, of: str) -> list[Any]:
 
 
 def choice(name: str, value: Any, known: Iterable[Any]) -> Any:
-    """Returns an argument that is one of the known choices; raises ValueError for others."""
+    """Returns an argument if it is one of several choices; else raises ValueError."""
     options = tuple(known)
     # Not by `in`, which asks arrays whether they are equal to it.
     if not any(value is o or (isinstance(value, str) and value == o) for o in options):
@@ -426,7 +426,7 @@ def _epsilon(dtype: Any) -> float:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Checks that tol or rank is given, and rank where traced data would determine ranks."""
+    """Checks that ``tol`` or ``rank`` is given; traced data need ``rank``."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"

@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def as_int32(ids: jax.Array, count: int) -> jax.Array:
-    """Casts integer ids in a program to int32; those out of range stay so and give NaN.
+    """Casts integer ids to int32 in a JAX program, so that ids out of range still give NaN.
 
     A plain cast would let 2³² + 5 be the id 5.
     """
@@ -22,13 +22,13 @@ def as_int32(ids: jax.Array, count: int) -> jax.Array:
 
 
 def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """Converts ids that may count from the end to int32 in [0, n); also returns validity."""
+    """Converts ids, negative ones from the end, to int32 in [0, n); also returns validity."""
     i = _clipped(indices, -n - 1, n)
     return jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1), (i >= -n) & (i < n)
 
 
 def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
-    """Clips integer ids to [low, high], so that those out of range fit, and casts them to int32."""
+    """Clips integer ids to [low, high] and casts them to int32, without overflow of the dtype."""
     info = jnp.iinfo(ids.dtype)
     ends = (max(low, int(info.min)), min(high, int(info.max)))
     return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)

@@ -39,7 +39,7 @@ _config: Any = jax.config  # whose options have no types
 
 
 def placed(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that places results on the devices of the arguments, explicit meshes included.
+    """Decorator that places results on the devices, or explicit mesh, of the arguments.
 
     Results on an explicit mesh are sharded as `results_like` says. JAX's own error
     is raised if arguments are committed to different devices.
@@ -48,7 +48,7 @@ def placed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns a decorator like `placed` that derives the sharding of results by another rule."""
+    """Returns a decorator that places results on the arguments' devices, sharded by a rule."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         return _placed(function, rule)
@@ -86,7 +86,7 @@ def _is_alone() -> bool:
 
 
 def _bound(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the arrays that determine where results are placed: traced or committed ones."""
+    """Returns the arrays that determine the devices of results: traced or committed ones."""
     try:
         # Mostly all are arrays and none is: a train of 20 cores is looked through in a microsecond.
         if not any(map(_COMMITTED, leaves)):
@@ -101,13 +101,13 @@ def _is_committed(x: Any) -> bool:
 
 
 def returned(host: Any, given: Any) -> jax.Array:
-    """Places a host array on the devices of ``given``, with its sharding, if that is committed."""
+    """Places a host array on the devices of ``given``, sharded alike, if that is committed."""
     # Without a device for one that is free; `jnp.asarray` would compile a program per shape.
     return jax.device_put(host, given.sharding if _is_committed(given) else None)
 
 
 def replicated(given: Any) -> Any:
-    """Returns the sharding, or device, that replicates new arrays beside ``given``.
+    """Returns the sharding, or device, that replicates new arrays on the devices of ``given``.
 
     None if ``given`` is not committed.
     """
@@ -204,13 +204,13 @@ def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
 
 
 def _named(x: Any) -> NamedSharding | None:
-    """Returns the `NamedSharding` of an array, for the placement of results, or None."""
+    """Returns an array's `NamedSharding`, by which results are placed, or None."""
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
 
 
 def _in_auto_mode(run: Any, mesh: AbstractMesh, rule: Rule, args: Any, options: Any) -> Any:
-    """Runs a function of `placed` with explicit mesh axes as Auto, then reshards its results."""
+    """Runs a function with explicit mesh axes as Auto, then reshards its results."""
     auto = {name: AxisType.Auto for name, kind in _types(mesh) if kind == AxisType.Explicit}
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, options)))
     context: Any = contextlib.nullcontext()
@@ -296,7 +296,7 @@ def like_first(out: Any, arguments: Any) -> list[PartitionSpec]:
 
 
 def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> PartitionSpec:
-    """Returns the sharding of an array whose axes come from axes of other arrays.
+    """Returns the sharding of a result whose axes come from axes of several argument arrays.
 
     Args:
       axes: for each of its axes the arrays, and their axes, that it may be sharded as; the first
@@ -320,7 +320,7 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:
-    """Returns a sharding spec that places x like ``given``, on axes whose sizes allow it."""
+    """Returns a partition spec that shards x like ``given``, on axes whose sizes allow it."""
     sharding = _named(given)
     if sharding is None or np.ndim(x) != np.ndim(given):
         return _REPLICATED
@@ -360,12 +360,12 @@ def _is_sharded(x: Any) -> bool:
 
 
 def _is_format(x: Any) -> bool:
-    """Whether an object is a format such as a train, whose arrays results are placed like."""
+    """Whether an object is a tensor format, as a train, by whose arrays results are placed."""
     return type(x).__module__.startswith("tensorjax.") and not isinstance(x, tuple)
 
 
 def _over_mesh(out: Any, args: Any, home: Any) -> list[NamedSharding]:
-    """Returns the shardings of all results over the mesh, or all devices, of the arguments."""
+    """Returns the shardings of all results on the mesh, or devices, of the arguments."""
     if not isinstance(home, NamedSharding):
         return [_whole(home)] * len(jax.tree.leaves(out))
     return [NamedSharding(home.mesh, spec) for spec in results_like(out, args)]
@@ -377,7 +377,7 @@ def _whole(sharding: Any) -> NamedSharding:
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Places cores on devices as the given cores are sharded, on axes whose sizes allow it."""
+    """Places new cores on devices, sharded like given cores on axes whose sizes allow it."""
     return tuple(_placed_core(c, g) for c, g in zip(cores, given, strict=True))
 
 

@@ -20,7 +20,7 @@ def source_digest(folder: Path) -> str:
 
 
 def stale(path: Path, built_from: str) -> str:
-    """Returns the reason if a library was built from other sources than those beside it, else "".
+    """Returns the reason if a shared library was built from other sources than present, or "".
 
     Args:
         built_from: The `source_digest` that the library holds.

@@ -25,7 +25,7 @@ def is_static(size: Any) -> bool:
 
 
 def like(x: Any) -> Any:
-    """Returns the shape and dtype of an array with 1024 in place of symbolic sizes, for planning.
+    """Returns an array's shape and dtype with 1024 for symbolic sizes, to plan contractions.
 
     An array without symbolic sizes is returned itself.
     """

@@ -36,7 +36,7 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
 
 
 def copied(arrays: Iterable[Any]) -> list[jax.Array]:
-    """Transfers NumPy arrays to JAX as copies, in place of `jnp.asarray`, which would compile.
+    """Copies NumPy arrays to JAX without the compilation that `jnp.asarray` may need.
 
     That one compiles a program for every new shape, and transfers alone share the memory.
     """
@@ -51,7 +51,7 @@ def copied(arrays: Iterable[Any]) -> list[jax.Array]:
 
 
 def constants() -> Any:
-    """Returns NumPy, which makes constant arrays without compiling, or, while tracing, jax.numpy.
+    """Returns NumPy, whose constants need no compilation, or jax.numpy while JAX traces.
 
     A program would store the constants of NumPy, and makes its own ones.
     """

@@ -39,11 +39,11 @@ Tree = TypeVar("Tree")
 
 
 class Shaped(Protocol):
-    """Protocol of an object with a shape: a train, or a sparse array of SciPy or JAX."""
+    """Protocol of an object with a shape: a tensor train, or a sparse array of SciPy or JAX."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes of a train or sparse array."""
+        """Sizes of the axes of a tensor train or sparse array."""
         ...
 
 

@@ -48,7 +48,7 @@ def show_versions() -> None:
 
 
 def report() -> dict[str, Rows]:
-    """Returns the tables that `show_versions` prints, as rows by title."""
+    """Returns tables of versions, devices and compiled kernels, as rows by title."""
     return {
         "System": _system(),
         "Packages": [(name, _version(name)) for name in _REQUIRED],

@@ -1,4 +1,4 @@
-"""Contractions of single cores (r, n, s), NumPy or JAX, with matrices, vectors and each other."""
+"""Contractions of single cores (r, n, s), NumPy or JAX, with matrices, vectors and cores."""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def absorb(matrix: Any, core: Any) -> Any:
 
 
 def times_right(core: Any, matrix: Any) -> Any:
-    """Multiplies a matrix into the right bond of a core: core @ matrix."""
+    """Contracts a matrix with the right bond of a core, NumPy or JAX: core @ matrix."""
     return matmul(tall(core), matrix).reshape(*core.shape[:2], matrix.shape[1])
 
 

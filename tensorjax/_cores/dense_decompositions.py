@@ -118,12 +118,12 @@ def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, 
 
 
 def _held_by_lapack(x: np.ndarray) -> np.ndarray:
-    """Casts a dense array on the host to a dtype that the LAPACK of its decomposition has."""
+    """Casts a NumPy array to a dtype that LAPACK has, before it is decomposed."""
     return x.astype(np.float32) if x.dtype.kind not in "fc" or x.dtype.itemsize < 4 else x
 
 
 def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) -> list[Any]:
-    """Scales the arrays of a decomposition by 2^exponent, casts them, and moves them to JAX."""
+    """Scales a decomposition's arrays by 2^exponent, casts them, and transfers them to JAX."""
     # What was not scaled has passed `squares_fit`: in its own dtype there is nothing to balance.
     if exponent or parts[-1].dtype != dtype:
         parts = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
@@ -189,7 +189,7 @@ def double_of_ours() -> Iterator[None]:
 
 @functools.cache
 def _say_narrowed() -> None:
-    """Logs once that a dense array of 64 bits is decomposed in 32, as JAX is set."""
+    """Logs once that 64-bit data are decomposed in 32 bits, as JAX has x64 disabled."""
     _LOG.warning(
         "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
         "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"

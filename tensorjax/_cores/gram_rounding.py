@@ -1,4 +1,4 @@
-"""TT-rounding of host cores by Gram matrices; an error tells where these are too inaccurate."""
+"""TT-rounding of host cores by Gram matrices, with an error where these are too inaccurate."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ class RightFactor(NamedTuple):
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Factors the Gram matrices of all cores right of each bond; also returns the squared norm.
+    """Factors the Gram matrices of a train's right parts at all bonds; returns ‖x‖² too.
 
     Raises:
       InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.
@@ -109,7 +109,7 @@ def gram_factor(g: Any) -> RightFactor:
 
 
 def in_reach(energy: Any) -> Any:
-    """Raises InaccurateGram if an energy is near over- or underflow; else returns it.
+    """Returns an energy; raises InaccurateGram if it is near over- or underflow.
 
     Raises:
       InaccurateGram: it overflows, or is so small that what is left out of it may vanish.

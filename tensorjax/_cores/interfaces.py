@@ -16,7 +16,7 @@ Array = Any
 
 
 def edge(like: Array, *, operator: bool = True) -> Array:
-    """Returns the interface (environment) at an end of a train: an array whose one entry is 1."""
+    """Returns the interface (environment) at an end of a tensor train: one entry, equal to 1."""
     return linalg.identity_like(1, like).reshape((1, 1, 1) if operator else (1, 1))
 
 
@@ -59,7 +59,7 @@ class LocalOperator:
         self._right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
 
     def __call__(self, x: Array) -> Array:
-        """Applies the local operator to the tensor of its sites, (r, n, …, r')."""
+        """Applies the local operator to a tensor (r, n, …, r') of its sites."""
         # Products of matrices alone: the axes meet in the order in which they lie in memory.
         t = self._left @ x.reshape(len(x), -1)
         rows = self.parts[0].shape[0]
@@ -69,7 +69,7 @@ class LocalOperator:
         return (t.reshape(rows, -1) @ self._right).reshape(x.shape)
 
     def dense(self) -> Array:
-        """Returns the dense matrix of the local operator."""
+        """Returns the dense matrix of a local operator between two interfaces of trains."""
         left, sites, right = self.parts
         t = left.swapaxes(1, 2)
         for a in [*sites, right.swapaxes(0, 1)]:

@@ -128,7 +128,7 @@ def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
 
 
 def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
-    """Returns the share of the remaining energy that truncating the next mode may discard."""
+    """Returns the share of energy that a train's next mode truncation may discard."""
     return None if share is None else (share - used) / modes_left / where_positive(kept, 1.0)
 
 
@@ -176,7 +176,7 @@ def _assembled(
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Reduces TT-ranks above what the modes left by mode truncation allow, without error."""
+    """Reduces a train's TT-ranks exactly to those that its truncated mode sizes allow."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

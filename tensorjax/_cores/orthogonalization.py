@@ -24,7 +24,7 @@ def right_lq(core: Any) -> tuple[Any, Any]:
 
 
 def triangles(cores: Cores) -> Cores:
-    """Orthogonalises right to left by QR, keeping only triangular factors F of every bond.
+    """Orthogonalises a train right to left by QR, and returns only the triangle F of each bond.
 
     The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
     matrix of everything right of the bond.

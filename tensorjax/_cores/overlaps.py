@@ -68,7 +68,7 @@ def norm(x: Cores) -> float:
 
 
 def agree(found: Cores, given: Cores, tol: float) -> bool:
-    """Whether the distance of two trains of host cores is at most tol ‖given‖."""
+    """Whether a train of host cores approximates another to a relative error ``tol``."""
     wide = given[0].dtype
     error, e = difference(given, [c.astype(wide) for c in found])
     size, exponent = difference(given, [np.zeros((1, c.shape[1], 1), wide) for c in given])

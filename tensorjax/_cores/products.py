@@ -22,7 +22,7 @@ _MANY, _SHORT = 2**11, 64
 
 
 def merged_bonds(core: Any) -> Any:
-    """Merges the two left and the two right bonds of a core that is a product of two cores."""
+    """Merges the pairs of left and right bonds of a core that is a product of two cores."""
     (p, r, *modes, q, s) = core.shape
     return core.reshape(p * r, *modes, q * s)
 

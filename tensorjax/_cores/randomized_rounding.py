@@ -56,7 +56,7 @@ def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
 
 
 def oversampled(ranks: Sequence[int], asked: int | None) -> int:
-    """Returns the number of extra columns of a rounding sketch: as asked, or at least ten."""
+    """Returns the extra columns of a sketch in TT-rounding: as asked, or at least ten."""
     widest = max(ranks, default=1)
     least = -(-(widest + linalg.OVERSAMPLE) // _VECTOR) * _VECTOR - widest
     return least if asked is None else asked

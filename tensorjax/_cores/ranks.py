@@ -1,4 +1,4 @@
-"""Largest useful TT-ranks for given mode sizes, and requested ranks reduced to them."""
+"""Largest useful TT-ranks for given mode sizes, and reduction of requested ranks to these."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Scaling of cores, and of matrices that sweeps carry, by powers of two: products are in range."""
+"""Scaling by powers of two of cores, and of matrices in sweeps, so that products are in range."""
 
 import math
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
 
 def evened(cores: Cores) -> tuple[Cores, int]:
-    """Scales every bond index of a train of host cores, so that what all cores hold is in range.
+    """Scales every bond index of a train of host cores so that all entries of cores are in range.
 
     One power of two for each bond index, not for each core: the terms of a sum, whose cores lie in
     diagonal blocks, may differ in size by more than the dtype spans, in opposite ways.
@@ -149,7 +149,7 @@ def in_range(x: Any) -> Any:
 
 
 def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
-    """Rescales cores by powers of two that cancel, so that products with others stay in range.
+    """Scales a train's cores by powers of two that cancel, so that its products are in range.
 
     They stay as they are where all products are in range as they are.
 
@@ -192,7 +192,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns for each core whether a sweep must rescale its carried matrix.
+    """Returns after which cores of a train a sweep must rescale the matrix that it carries.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

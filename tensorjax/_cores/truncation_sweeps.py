@@ -32,7 +32,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Projects a matrix on a basis u in a truncation sweep, uᴴ matrix; corrected on the host.
+    """Projects a matrix on a basis u in a TT-rounding sweep, uᴴ matrix; corrected on the host.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -67,7 +67,7 @@ def truncate_back(
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Truncates a left-orthogonal train; also returns whether Gram matrices were too coarse.
+    """Truncates a left-orthogonal tensor train; also returns whether Gram matrices were too coarse.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.

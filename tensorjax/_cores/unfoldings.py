@@ -1,4 +1,4 @@
-"""Unfoldings to matrices: of cores (r, n, s), left, right or by the mode, and of dense arrays."""
+"""Unfoldings to matrices: of cores (r, n, s) from left, right or mode, and of dense arrays."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Answers of tensor formats where Python, NumPy or JAX take them for arrays or numbers.
+"""Errors and protocol methods for tensor formats that are used as NumPy or JAX arrays.
 
 A format is none: its entries are sums of products. What has an exact counterpart gives it, as
 ``numpy.add(x, y)`` gives x + y; everything else raises an error that names the function to call.
@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an operand of a format's operator is a scalar of Python, NumPy or JAX (0-d too)."""
+    """Whether an operand of a tensor's operator is a scalar of Python, NumPy or JAX (0-d too)."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -88,7 +88,7 @@ _ENTRYWISE = {
 
 
 class NoArray:
-    """Base class of tensor formats that keeps NumPy from treating them as array elements.
+    """Base class of tensor formats that keeps NumPy from taking them for array elements.
 
     What Python or NumPy would answer without a look at the entries, such as ``x == y``, raises.
 
@@ -176,7 +176,7 @@ def _unsupported(*operands: Any) -> Any:
 
 
 def _refusal(operator: str, function: str) -> Callable[..., Any]:
-    """Makes `NoArray`'s method for a NumPy operator that formats lack; it raises with advice."""
+    """Makes a tensor format's method for a NumPy operator that it lacks: an error with advice."""
 
     def method(self: NoArray, *others: Any) -> Any:
         if not all(map(_is_operand, others)):
@@ -215,7 +215,7 @@ for _name in ("float", "int", "complex", "round", "trunc", "floor", "ceil"):
 
 
 def no_array(x: NoArray, function: str, entries: bool = False) -> TypeError:
-    """Returns a TypeError for a function of arrays, such as "numpy.exp", called on a format.
+    """Returns a TypeError for a NumPy function, as "numpy.exp", called on a tensor format.
 
     With ``entries`` it names how to apply the function to entries, and no function of that name.
     """
@@ -263,7 +263,7 @@ def unknown(kind: type[NoArray], name: str) -> str:
 
 
 def package(kind: type[NoArray]) -> str:
-    """Returns the package of a format's functions, such as "tt", for answers to array functions."""
+    """Returns the package of a tensor format's functions, such as "tt", for error messages."""
     space = getattr(kind, "_namespace", None)
     return "" if space is None else space.__name__.removeprefix("tensorjax.")
 
@@ -273,7 +273,7 @@ def _functions(kind: type[NoArray]) -> Sequence[str]:
 
 
 def _instead(kind: type[NoArray], name: str) -> str | None:
-    """Returns the hint of an error about NumPy attributes that a format lacks; None without one."""
+    """Returns the hint what replaces a NumPy attribute that a tensor format lacks, or None."""
     text, functions = _INSTEAD.get(name), set(_functions(kind))
     if text is None or not hasattr(kind, "ndim"):
         return None
@@ -288,7 +288,7 @@ def _instead(kind: type[NoArray], name: str) -> str | None:
 
 
 def _advice(x: NoArray, name: str) -> str:
-    """Names in an error message what to use instead of a NumPy function, or the dense array."""
+    """Returns the hint what replaces a NumPy function for tensor formats, for an error message."""
     return _named(x, name) or f"the dense array is that of {x.dense_name}"
 
 
@@ -300,6 +300,6 @@ def _named(x: NoArray, name: str) -> str | None:
 
 
 def _entries(x: NoArray, function: str) -> str | None:
-    """Names what a format offers in answer to NumPy's entrywise functions; None if nothing."""
+    """Returns the hint how to apply a NumPy function to a tensor format's entries, or None."""
     call = x.entrywise_name.format(function)
     return f"entry by entry, at a tolerance, call {call}" if call else None

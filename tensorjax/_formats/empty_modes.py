@@ -1,4 +1,4 @@
-"""Trains without entries, those with a mode of size 0: one rule for all that decomposes trains.
+"""Tensor trains with a mode of size 0, and so no entries: one rule for all decompositions.
 
 A tensor without entries is the zero tensor of its shape. Where an algorithm factorises cores, an
 empty mode gets one index, of zeros, before, and loses it again in the results (`widened`,
@@ -24,7 +24,7 @@ def is_empty(t: TT | TTMatrix) -> bool:
 
 
 def widened(t: Train) -> Train:
-    """Returns a train whose empty modes have one index, of zeros; itself if it has entries."""
+    """Returns a train with a zero index in each empty mode; unchanged if it has entries."""
     return type(t)._unchecked(tuple(map(_with_entries, t.cores))) if is_empty(t) else t
 
 

@@ -15,7 +15,7 @@ WHOLE = slice(None)
 
 
 def expanded(key: Any, order: int, what: str) -> list[Any]:
-    """Expands an index key, as NumPy's, to one entry per mode; replaces the Ellipsis by slices."""
+    """Expands an index key of a tensor to one entry per mode; replaces the Ellipsis by slices."""
     keys = key if isinstance(key, tuple) else (key,)
     dots = [n for n, k in enumerate(keys) if k is Ellipsis]
     given = sum(k is not None and k is not Ellipsis for k in keys)
@@ -28,7 +28,7 @@ def expanded(key: Any, order: int, what: str) -> list[Any]:
 
 
 def read(key: Any, shape: Sequence[int]) -> tuple[list[Any], list[Any] | None]:
-    """Parses an index key to one entry per mode; also returns the indices if all are integers."""
+    """Parses a tensor's index key to one entry per mode; returns the indices if all integers."""
     given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
     keys = expanded(given, len(shape), "modes")
     check_vectors(given)
@@ -39,12 +39,12 @@ def read(key: Any, shape: Sequence[int]) -> tuple[list[Any], list[Any] | None]:
 
 
 def array_of(k: Any) -> Any:
-    """Converts a list, tuple or range among index keys to an array; leaves other keys unchanged."""
+    """Converts a list, tuple or range in a tensor's index key to an array; returns others as is."""
     return np.array(k, None if len(k) else int) if isinstance(k, list | tuple | range) else k
 
 
 def check_vectors(keys: Sequence[Any]) -> None:
-    """Raises IndexError if index keys have two vectors, or integers apart from the vector.
+    """Raises IndexError if a tensor's index key has two vectors, or integers apart from one.
 
     An Ellipsis parts them as in NumPy, where it stands for no mode too.
     """

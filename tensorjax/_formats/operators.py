@@ -40,11 +40,11 @@ class Scalable(NoArray):
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        """Returns the tensor in ``dtype``, with a scalar operation applied to one of its arrays."""
+        """Applies a scalar operation to one of the tensor's arrays; returns it in ``dtype``."""
         raise TypeError("an abstract format holds no arrays")
 
     def _shift(self, exponent: int) -> Self:
-        """Returns the tensor times 2^exponent, a number that its dtype may not hold."""
+        """Multiplies the tensor by 2^exponent, a number that its dtype may not hold."""
         return self._carry(lambda a: scaled(a, exponent), self.dtype)
 
     def __neg__(self) -> Self:
@@ -73,7 +73,7 @@ class Scalable(NoArray):
 
 
 class Summable(Scalable):
-    """Base class of formats that also support + and − with tensors of their kind and scalars."""
+    """Base class of tensor formats that also support + and − with their kind and with scalars."""
 
     _namespace: ClassVar[Any]  # the module of its functions
 
@@ -105,7 +105,7 @@ class Summable(Scalable):
 
 
 class Multipliable(Summable):
-    """Base class of formats that also support ``*`` between tensors of their kind, and powers."""
+    """Base class of tensor formats that also support ``*`` with their kind, and powers."""
 
     def __pow__(self, exponent: int) -> Self:
         number = whole_power(self, exponent)
@@ -118,7 +118,7 @@ class Multipliable(Summable):
 
 
 def whole_power(x: Any, exponent: Any) -> int | None:
-    """Returns the exponent of the operator ``**`` as an int if whole and at least 0, else None."""
+    """Returns the exponent of a tensor's ``**`` as an int if whole and at least 0, else None."""
     if isinstance(exponent, np.ndarray | jax.Array) and is_scalar(exponent):
         if _check.is_traced(exponent):
             raise TypeError(
@@ -134,7 +134,7 @@ def whole_power(x: Any, exponent: Any) -> int | None:
 
 
 class Namespace:
-    """Descriptor that imports the module of a format's functions at the first use of an operator.
+    """Descriptor that imports the module of a tensor format's functions at an operator's first use.
 
     Submodules load lazily, and a format may come from elsewhere: a pickle, or `mera.to_tt`.
     """
@@ -147,7 +147,7 @@ class Namespace:
 
 
 def not_exact(x: Any, what: str, function: str) -> TypeError:
-    """Returns a TypeError for an operator without exact ranks; names the approximate function."""
+    """Returns a TypeError for a tensor operator without exact ranks; names the approximate one."""
     return TypeError(
         f"{what} of a {type(x).__name__} has no exact ranks; for one at a tolerance call "
         f"{package(type(x))}.{function}"
@@ -155,7 +155,7 @@ def not_exact(x: Any, what: str, function: str) -> TypeError:
 
 
 def refused(x: Scalable, other: Any) -> Any:
-    """Returns NotImplemented for an operator's unsupported operand; TypeError for an array."""
+    """Returns NotImplemented for a tensor operator's unknown operand; TypeError for an array."""
     if not isinstance(other, np.generic | np.ndarray | jax.Array):
         return NotImplemented
     kind = type(x).__name__
@@ -167,7 +167,7 @@ def refused(x: Scalable, other: Any) -> Any:
 
 
 def _is_zero(x: Any) -> bool:
-    """Whether a scalar operand of a format's operator is zero; False for JAX scalars."""
+    """Whether a scalar operand of a tensor's operator is zero; False for JAX scalars."""
     return not isinstance(x, jax.Array) and not x
 
 
@@ -263,7 +263,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """Splits a scalar operand of ``*`` or ``/`` into mantissa and exponent, m · 2^e, m in range.
+    """Splits a scalar that multiplies or divides a tensor into m · 2^e, m in the dtype's range.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
@@ -292,7 +292,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the least and the largest normal number of a dtype, to check a scalar operand."""
+    """Returns the least and largest normal number of a dtype, to check a scalar operand."""
     info = jnp.finfo(dtype)
     return float(info.smallest_normal), float(info.max)
 
@@ -302,7 +302,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """Divides a Python scalar by 2^exponent, for ``c * t``; integers may have any length."""
+    """Divides a Python scalar that multiplies a tensor by 2^exponent; integers of any length."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
@@ -339,7 +339,7 @@ def _over(a: Any, s: Any) -> Any:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Checks the dtype of a format's ``astype``; TypeError if casting its arrays is no cast of it.
+    """Checks a tensor's ``astype``: TypeError unless floating, and complex if the tensor is.
 
     Args:
       advice: how to get at real numbers from complex ones.

@@ -10,7 +10,7 @@ from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 
 
 class FrozenPytree:
-    """Base class that makes a frozen dataclass a pytree: fields are children, or static metadata.
+    """Base class that makes a frozen dataclass a JAX pytree; fields are children or static.
 
     JAX rebuilds pytrees with leaves of any kind, so that checks stay in ``__init__``.
     """
@@ -24,7 +24,7 @@ class FrozenPytree:
         encode: Callable[[Any], Any] = lambda metadata: metadata,
         decode: Callable[[Any], Any] = lambda metadata: metadata,
     ) -> None:
-        """Registers a subclass with JAX; one without ``fields`` is an abstract base.
+        """Registers a tensor format with JAX as a pytree; an abstract base has no ``fields``.
 
         Args:
           fields: all fields, in the order of the dataclass.
@@ -66,7 +66,7 @@ class FrozenPytree:
 
     @classmethod
     def _unchecked(cls, *values: Any) -> Self:
-        """Builds a format from the values of its fields without checks, of whatever kind."""
+        """Builds a tensor format from the values of its fields, without checks."""
         self = object.__new__(cls)
         self.__dict__.update(zip(cls._fields, values, strict=True))
         return self

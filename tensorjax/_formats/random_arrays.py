@@ -29,7 +29,7 @@ _first = FirstCalls()
 def scaled_normals(
     key: Any, shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: Any
 ) -> list[jax.Array]:
-    """Draws normal arrays of given shapes and standard deviations from one random key."""
+    """Draws normal arrays of given shapes and standard deviations from one JAX random key."""
     drawn = on_host(jax.random.normal, key, shapes, dtype)
     if drawn is not None:
         return on_device([x * np.asarray(s, dtype) for x, s in zip(drawn, scales, strict=True)])
@@ -43,7 +43,7 @@ def scaled_normals(
 def on_host(
     draw: Draw, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws arrays of given shapes by NumPy, each from a key split off one; None if it cannot.
+    """Draws arrays of given shapes by NumPy, from keys split off a JAX key; None if it cannot.
 
     None if the host cannot: see `words_of`, and `drawn`, whose arguments the others are.
     """
@@ -54,7 +54,7 @@ def on_host(
 def drawn(
     draw: Draw, keys: Words, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws random arrays of several shapes by programs that serve other shapes too.
+    """Draws random arrays of several shapes by JAX programs that other shapes reuse.
 
     Entries are those of ``draw`` with the same key and shape, bit by bit. In first calls NumPy
     makes random bits, and a program makes entries of them; it knows how many there are, padded to
@@ -92,7 +92,7 @@ def drawn(
 
 
 def one_on_host(draw: Draw, key: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
-    """Draws one array from an unsplit random key by NumPy; None if NumPy cannot."""
+    """Draws one array from an unsplit JAX random key by NumPy; None if NumPy cannot."""
     words = words_of(_check.key(key))
     found = None if words is None else drawn(draw, words[None], [shape], dtype)
     return None if found is None else found[0]
@@ -122,11 +122,11 @@ def _from_numpy(
 
 
 class _NotFromBits(Exception):
-    """Error of a distribution that does not make one entry of one word of random bits."""
+    """Exception for a distribution that does not turn one random word into one entry."""
 
 
 def _padded(n: int, least: int) -> int:
-    """Rounds the length of random arrays up to a power of four times ``least``."""
+    """Rounds a length up to a power of four times ``least``, so that few programs are compiled."""
     while least < n:
         least *= 4
     return least
@@ -140,14 +140,14 @@ def _vectors(draw: Draw, keys: Any, size: int, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _entries(draw: Draw, bits: Any, dtype: Any) -> jax.Array:
-    """Makes random entries of bits that were drawn before, by JAX's own functions."""
+    """Converts given random bits to entries of a distribution, by JAX's own functions."""
     key = jax.random.wrap_key_data(bits, impl=_given_bits(*bits.shape))
     return draw(key, bits.shape[-1:], dtype)
 
 
 @functools.cache
 def _given_bits(parts: int, two: int, size: int) -> Any:
-    """Returns a generator of JAX whose key holds the bits: (parts, high and low words, size)."""
+    """Returns a JAX random number generator that returns given bits, held by its key."""
 
     def random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
         if shape != (size,):

@@ -1,4 +1,4 @@
-"""Representation of the tensor formats as text, of those with leaves that are not arrays too."""
+"""Text representation of tensor formats, also with leaves that are not arrays."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorates a format's __repr__ or __str__ to list raw fields if leaves are not arrays.
+    """Decorates a tensor format's __repr__ or __str__ to list fields if leaves are no arrays.
 
     JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
     """

@@ -16,7 +16,7 @@ Powers = tuple[float, Callable[[], float]]
 
 
 def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> jax.Array:
-    """Returns a scalar, or raises OverflowError if its dtype cannot hold what it stands for.
+    """Returns a computed scalar; raises OverflowError if its dtype cannot hold the true value.
 
     Returned as they are: values known only under a transformation, batches of them, and those on
     accelerators or several devices, for which a program would have to wait. A value of 0 is refused
@@ -57,7 +57,7 @@ def _on_one_cpu(value: Any) -> bool:
 
 
 def power_of_ten(mantissa: Any, exponent: Any) -> float:
-    """Computes log10 |m·2^e|; −∞ for zero, NaN if m is not finite."""
+    """Computes log10 |m·2^e| of a scaled number; −∞ for zero, NaN if m is not finite."""
     size = float(np.abs(mantissa))
     if not math.isfinite(size):
         return math.nan

@@ -14,7 +14,7 @@ def serializable(
     encode: Callable[[Any], Any] = lambda aux: aux,
     decode: Callable[[Any], Any] = lambda aux: aux,
 ) -> None:
-    """Registers a format's pytree type for serialisation by `jax.export.Exported.serialize`.
+    """Registers a tensor format's pytree type for serialisation by `jax.export`.
 
     Args:
       kind: the type, which is registered with `jax.tree_util` already.
@@ -31,7 +31,7 @@ def serializable(
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtypes of a format's leaves, which its copies and pickles keep."""
+    """Returns the dtypes of a tensor format's leaves, which copies and pickles preserve."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 

@@ -24,7 +24,7 @@ _PIECE = 2**14
 
 
 def words_of(key: Any) -> Words | None:
-    """Returns the two words of a key whose random arrays can be drawn on the host, or None.
+    """Returns the two words of a JAX key from which NumPy can draw random arrays, or None.
 
     That is a concrete key of Threefry, not committed to a device, while JAX works on a CPU without
     a mesh.
@@ -48,7 +48,7 @@ def words_of(key: Any) -> Words | None:
 
 
 def hashed(keys: Words, places: np.ndarray) -> tuple[Words, Words]:
-    """Computes Threefry-2x32, of 20 rounds, of 64-bit counts.
+    """Hashes 64-bit counts to random bits by Threefry-2x32 with 20 rounds, in NumPy.
 
     Args:
       keys: (…, 2) words.
@@ -90,17 +90,17 @@ def _mixed(first: Words, second: Words, x: Words, y: Words) -> tuple[Words, Word
 
 
 def split(keys: Words, count: int) -> Words:
-    """Splits each of some keys (…, 2) into ``count`` new ones, as `jax.random.split`."""
+    """Splits each random key (…, 2) into ``count`` new ones, as `jax.random.split`, in NumPy."""
     return np.stack(hashed(keys[..., None, :], np.arange(count)), axis=-1)
 
 
 def fold_in(key: Words, data: int) -> Words:
-    """Folds a number into a key (2,), as `jax.random.fold_in` does, as a 32-bit integer."""
+    """Folds a 32-bit integer into a random key (2,), as `jax.random.fold_in`, in NumPy."""
     return np.stack(hashed(key, np.asarray(data % 2**32)), axis=-1)
 
 
 def split_keys(key: Any, count: int) -> Any:
-    """Splits a key as `jax.random.split` does, on the host where `words_of` allows it."""
+    """Splits a JAX random key as `jax.random.split` does, by NumPy where that can."""
     words = words_of(key)
     if words is None:
         return jax.random.split(key, count)
@@ -108,13 +108,13 @@ def split_keys(key: Any, count: int) -> Any:
 
 
 def folded_key(key: Any, data: int) -> Any:
-    """Folds a number into a key as `jax.random.fold_in` does, on the host where it can be."""
+    """Folds a number into a JAX random key as `jax.random.fold_in` does, by NumPy if that can."""
     words = words_of(key)
     return jax.random.fold_in(key, data) if words is None else _key(fold_in(words, data), key)
 
 
 def _key(words: Any, like: Any) -> Any:
-    """Makes a key of its words: typed or of the old kind, as another one is."""
+    """Builds a JAX random key from its two words: typed or raw, as the given key is."""
     (moved,) = on_device([words])
     return (
         moved if like.dtype == np.uint32 else jax.random.wrap_key_data(moved, impl="threefry2x32")

@@ -366,7 +366,7 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
 
 
 def _got(t: Any) -> str:
-    """Names the type of what was given for a train, and the train in it, as in a `pde.State`."""
+    """Names the type of a wrong argument for an error; says so if its ``v`` is a train."""
     inside = isinstance(getattr(t, "v", None), _Train)
     return f"{type(t).__name__}, whose train is its .v" if inside else type(t).__name__
 

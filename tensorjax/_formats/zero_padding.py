@@ -1,4 +1,4 @@
-"""Zero-padding of arrays, on the host where compiling would cost more."""
+"""Zero-padding of arrays, by NumPy where compiling a JAX program would cost more."""
 
 from typing import Any
 

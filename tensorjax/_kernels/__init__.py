@@ -1,1 +1,1 @@
-"""Choice of kernels: whether C++, NumPy or XLA serves a call, by one printable table."""
+"""Choice of kernels: whether C++, NumPy or XLA computes a call, by one printable table."""

@@ -1,4 +1,4 @@
-"""Choice of the kernel that serves a call, from the table of candidates and their conditions."""
+"""Choice of the kernel that computes a call, from a table of candidates with conditions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tensorjax._native.cpu_primitive import on_cpu
 
 
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
-    """Chooses the kernel for a call: the first candidate in the table that is suitable.
+    """Chooses the kernel for a call: the table's first candidate whose conditions hold.
 
     That is, all of whose conditions hold.
 

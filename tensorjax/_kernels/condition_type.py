@@ -1,4 +1,4 @@
-"""Type of the conditions of kernels: named predicates of a call, with their reasons."""
+"""Type of kernel conditions: named predicates of a call, each with its reason."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,12 +33,12 @@ class Condition(NamedTuple):
 def condition(
     name: str, reason: str, source: str = ""
 ) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
-    """Decorator factory that turns a predicate of a call into a `Condition`."""
+    """Decorator factory that turns a predicate of a call into a `Condition` for kernels."""
     return lambda holds: Condition(name, holds, reason, source)
 
 
 def any_of(*conditions: Condition) -> Condition:
-    """Combines conditions into one that holds if any of them does, asked in this order."""
+    """Combines kernel conditions into one that holds if any of them does, asked in this order."""
 
     def holds(arrays: Arrays, facts: Facts) -> bool:
         return any(c.holds(arrays, facts) for c in conditions)

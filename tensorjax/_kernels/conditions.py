@@ -1,4 +1,4 @@
-"""Conditions of the choice of kernels: places and dtypes of arrays, sizes, counts of first calls.
+"""Conditions of the choice of kernels: devices, dtypes and sizes of arrays, counts of calls.
 
 A condition is a predicate of a call's arrays and of *facts*, named values that the caller adds. It
 has a name, by which the table prints it, a reason, and the source of its constants: the benchmark
@@ -433,7 +433,7 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether arrays are concrete and the first is on one CPU device, a condition of kernels."""
+    """Whether arrays are concrete and the first is on a single CPU device."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):

@@ -16,7 +16,7 @@ _CORE, _ELEMENT, _AT_ONCE, _GATHERED, _SLICES = 25e3, 0.9, 0.03, 0.3, 4
 
 
 def faster_one_by_one(batch: int, shapes: Sequence[tuple[int, ...]], operations: float) -> bool:
-    """Whether C++ is predicted to make a batch of entries in less time than NumPy by tables.
+    """Whether C++ is predicted to evaluate a batch of train entries faster than NumPy.
 
     Args:
       batch: entries.

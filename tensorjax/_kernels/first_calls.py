@@ -1,4 +1,4 @@
-"""First calls with equal shapes, which NumPy serves; compiled programs serve later ones.
+"""Counts of calls with equal shapes: NumPy computes the first ones, compiled programs others.
 
 XLA takes some tenths of a second to compile a program, anew for every combination of shapes, while
 NumPy computes small products in no more time than such a program takes to be called.
@@ -14,7 +14,7 @@ _MOST_KEYS = 4096
 
 
 class FirstCalls:
-    """Counter of calls by key, which tells first calls from those worth compiling for.
+    """Counter of calls by key, which tells the first calls from those worth compiling for.
 
     Two threads that count at once may both be told of a first call: no harm is done.
     """
@@ -23,7 +23,7 @@ class FirstCalls:
         self._left: dict[Hashable, int] = {}
 
     def is_first(self, key: Hashable, allowed: Callable[[], int]) -> bool:
-        """Counts a call, and returns whether it is among the first ones with its key."""
+        """Counts a call by key, and returns whether it is a first one, not yet worth compiling."""
         left = self._left.get(key)
         if left is None:
             if len(self._left) >= _MOST_KEYS:  # what is forgotten has first calls once more
@@ -33,7 +33,7 @@ class FirstCalls:
         return left > 0
 
     def clear(self) -> None:
-        """Resets the counts, so that the next calls are first calls again."""
+        """Resets the counts of calls, so that the next calls count as first calls again."""
         self._left.clear()
 
 
@@ -114,7 +114,7 @@ def first_projections(arrays: Arrays, facts: Facts) -> bool:
 
 
 def forget_first_calls() -> None:
-    """Resets, for tests, the counts of first calls that the conditions of kernels keep."""
+    """Resets, for tests, the counts of calls by which NumPy or a compiled program is chosen."""
     _counted.clear()
     _repeated.clear()
     _sketched.clear()

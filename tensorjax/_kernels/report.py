@@ -1,4 +1,4 @@
-"""Printable table of the kernels that serve calls, with their conditions and the reasons."""
+"""Printable table of kernels for every operation, with their conditions and the reasons."""
 
 import dataclasses
 import textwrap
@@ -32,7 +32,7 @@ class KernelChoice:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class KernelChoices:
-    """Report of the kernels that may serve each operation, in order; prints as a table.
+    """Report of the kernels that may compute each operation, in order; prints as a table.
 
     Attributes:
       rows: the candidates of all stages of all operations.
@@ -68,7 +68,7 @@ def _when(row: KernelChoice) -> str:
 
 
 def kernel_choices(operation: str | None = None) -> KernelChoices:
-    """Returns a printable report of which kernel (C++, NumPy, XLA) serves which call, and when.
+    """Returns a printable report of which kernel (C++, NumPy, XLA) computes which call, and when.
 
     The functions of the library ask this table. The first candidate of a stage whose conditions all
     hold serves. Programs made for `jax.export` and for other platforms never hold C++.

@@ -31,7 +31,7 @@ class Kernel(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """Stage of a call, column of the table of kernels: call, trace or host."""
+    """Stage at which a kernel is chosen: at a concrete call, under tracing, or on the host."""
 
     CALL = "call"
     TRACE = "trace"
@@ -43,7 +43,7 @@ CALL, TRACE, HOST = Stage
 
 
 class Candidate(NamedTuple):
-    """Candidate kernel of an operation at one stage, with the conditions under which it serves.
+    """Candidate kernel of an operation at one stage, with the conditions of its choice.
 
     Attributes:
       kernel: what serves.

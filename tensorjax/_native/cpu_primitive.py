@@ -1,4 +1,4 @@
-"""JAX primitive that a CPU kernel or XLA operations serve, decided when a program is lowered.
+"""JAX primitive lowered to a CPU kernel or to XLA operations, as the platform demands.
 
 A function that asks for the default backend while it is traced decides for whatever device the
 process has, not for the one that the program is lowered for: the program of `jax.export` for GPUs,
@@ -77,13 +77,13 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether an array is explicitly sharded over several devices: no CPU kernel then."""
+    """Whether an array is explicitly sharded over several devices, which bars a CPU kernel."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Makes the operands of a CPU kernel vary over the same mesh axes, for `jax.shard_map`."""
+    """Casts the operands of a CPU kernel to vary over the same mesh axes, for `jax.shard_map`."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [
@@ -123,7 +123,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether a program being lowered may call the CPU kernel: it is for this process's CPU.
+    """Whether a program being lowered may call the CPU kernel, as it runs on this process's CPU.
 
     If ``alone``, for one device only.
     """

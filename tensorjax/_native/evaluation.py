@@ -1,4 +1,4 @@
-"""C++ kernel that evaluates entries of a train at multi-indices."""
+"""C++ kernel that evaluates entries of a tensor train at multi-indices."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tensorjax._native.host_calls import addresses, call
 
 
 def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
-    """Evaluates entries of a train at multi-indices on the host, by a C++ kernel.
+    """Evaluates entries of a tensor train at multi-indices on the host, by a C++ kernel.
 
     Args:
       cores: (r_{k−1}, n_k, r_k) each, of one real or complex type of single or double precision;

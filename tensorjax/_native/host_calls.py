@@ -15,7 +15,7 @@ _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
-    """Returns the addresses of NumPy arrays for a C++ call, and an object that keeps them alive.
+    """Returns the addresses of NumPy arrays for a C++ call, and an owner of their memory.
 
     NumPy takes longer to tell an address than to copy a small array: small ones are joined.
     """
@@ -35,7 +35,7 @@ def address(a: np.ndarray) -> int:
 
 
 def call(name: str, *arguments: int | float | np.ndarray) -> int:
-    """Calls a C++ function by name through ctypes, on NumPy arrays; raises if it cannot serve.
+    """Calls a C++ function by name through ctypes, on NumPy arrays; raises if that fails.
 
     Arrays are passed by their addresses, so the caller holds them until the call has returned.
     """

@@ -1,4 +1,7 @@
-"""CPU instruction-set levels, by which the C++ libraries are named; imports no other module."""
+"""CPU instruction-set levels, such as x86-64-v4, by which the C++ libraries are named.
+
+This module imports no other module of the package.
+"""
 
 import platform
 from pathlib import Path
@@ -15,7 +18,7 @@ _X86_MACHINES = ("x86_64", "AMD64")
 
 
 def known(machine: str | None = None) -> tuple[str, ...]:
-    """Returns all instruction-set levels of a CPU architecture, best first.
+    """Returns all instruction-set levels of a CPU architecture, such as x86-64-v3, best first.
 
     Whether this CPU has them or not.
 
@@ -27,7 +30,7 @@ def known(machine: str | None = None) -> tuple[str, ...]:
 
 
 def lacks(name: str) -> tuple[str, ...]:
-    """Returns the instructions of a level that this CPU, or Linux, does not offer."""
+    """Returns the instructions of a CPU instruction-set level that this CPU or Linux lacks."""
     if name not in X86:
         return ()
     needed = set().union(*(_NEEDED[lower] for lower in X86[X86.index(name) :]))
@@ -35,7 +38,7 @@ def lacks(name: str) -> tuple[str, ...]:
 
 
 def level() -> str:
-    """Returns the best instruction-set level of this CPU, or the name of its architecture.
+    """Returns this CPU's best instruction-set level, such as x86-64-v3, or its architecture.
 
     Such as x86-64-v4 (AVX-512) or x86-64-v3 (AVX2).
     """

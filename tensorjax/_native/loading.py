@@ -32,7 +32,7 @@ _OFF = "turned off by TENSORJAX_NATIVE=0"
 
 
 class Kernels(NamedTuple):
-    """Result of loading the C++ kernels: the level that serves, and why the others do not.
+    """Result of loading the C++ kernels: instruction-set level in use, and why not others.
 
     Attributes:
       level: that serves, such as "x86-64-v3"; empty if none does.
@@ -46,12 +46,12 @@ class Kernels(NamedTuple):
 
 
 def kernels() -> Kernels:
-    """Loads the C++ kernels; returns the instruction-set level in use, and why others are not."""
+    """Loads the C++ kernels; returns the instruction-set level in use, and why not others."""
     return loaded()[1]
 
 
 def status() -> str:
-    """Returns the reason why loading the C++ kernels failed, or they cannot serve; else empty."""
+    """Returns the reason why the C++ kernels cannot be loaded or used; empty if they can."""
     return loaded()[1].reason
 
 
@@ -103,7 +103,7 @@ def _load(asked: str) -> tuple[Any, Kernels]:
 
 
 def _reason(why_not: dict[str, str]) -> str:
-    """Returns one reason why no C++ library could be loaded, from those of all levels."""
+    """Returns one reason why no C++ library could be loaded, from the reasons of all levels."""
     if not any(_path(name).exists() for name in why_not):
         return (
             "this installation has none (a wheel without compiled code, or no C++ compiler was "
@@ -117,7 +117,7 @@ def _path(name: str) -> Path:
 
 
 def _missing(name: str) -> str:
-    """Returns what a level's C++ library lacks to be loaded: the file, or CPU instructions."""
+    """Returns the reason why a C++ library cannot be loaded: no file, or no CPU instructions."""
     if not _path(name).exists():
         return "not part of this installation"
     lacking = _level.lacks(name)
@@ -163,6 +163,6 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def blas_threads() -> list[ctypes.c_void_p]:
-    """Returns SciPy's get and set of BLAS thread counts, given to the C++ library at loading."""
+    """Returns functions that get and set SciPy's BLAS thread count, for the C++ library."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2

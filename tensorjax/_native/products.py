@@ -1,4 +1,4 @@
-"""C++ kernels of inner and entry-wise products of two trains."""
+"""C++ kernels of inner and entry-wise products of two tensor trains."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tensorjax._native.argument_checks import check_arrays, check_train
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the inner product of two trains by a C++ kernel, as mantissa and exponent (m, e).
+    """Computes the inner product of two tensor trains by a C++ kernel, as (m, e) for m·2^e.
 
     Its value is Σ x_i y_i = m·2^e.
 
@@ -47,7 +47,7 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores that the C++ kernel `multiply` makes."""
+    """Returns the shapes of the cores of a product that the C++ kernel `multiply` returns."""
     return [
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
@@ -77,7 +77,7 @@ def _product_shape(x: Sequence[int], y: Sequence[int], sums: bool) -> tuple[int,
 
 
 def overlap(xs: Sequence[jax.Array], ys: Sequence[jax.Array] = ()) -> jax.Array:
-    """Computes the inner product of two real trains by a C++ kernel, or with one train its norm.
+    """Computes the inner product of two real tensor trains, or the norm of one, by a C++ kernel.
 
     Args:
       xs: cores (r, n, s) of x, float32 or float64, none empty; computed in float64.

@@ -1,4 +1,4 @@
-"""C++ kernels of TT-rounding: to given ranks as an XLA call, to an error on NumPy arrays."""
+"""C++ kernels of TT-rounding: to given ranks as an XLA call, to a tolerance on NumPy arrays."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tensorjax._native.host_calls import call, contiguous
 def basis_columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Bounds the basis columns at every bond, which size the workspace of rounding by C++."""
+    """Bounds the columns of bases at every bond, to size the workspace of C++ TT-rounding."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)
@@ -71,7 +71,7 @@ def round_to_ranks(
 def rounded_shapes(
     cores: Sequence[jax.Array], ranks: tuple[int, ...]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` makes."""
+    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` returns."""
     new = (1, *ranks, 1)
     return [
         jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
@@ -79,7 +79,7 @@ def rounded_shapes(
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a train by a C++ kernel, discarding a share of its energy at most.
+    """Rounds a tensor train by a C++ kernel, discarding a share of its energy at most.
 
     None where Gram matrices are too inaccurate for that.
     """

@@ -1,4 +1,4 @@
-"""C++ kernel of the sum of two trains."""
+"""C++ kernel of the sum of two tensor trains."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def add(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def sum_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of what the C++ kernel `add` makes."""
+    """Returns the shapes of cores and exponents that the C++ kernel `add` returns."""
     last = len(xs) - 1
     out = []
     for k, (x, y) in enumerate(zip(xs, ys, strict=True)):

@@ -40,7 +40,7 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
 
 @functools.lru_cache(maxsize=4096)
 def _most_entries(shape: tuple[int, ...]) -> int:
-    """Returns the largest number of entries that the cores of a TT-SVD can have."""
+    """Returns the largest number of entries that cores of a small array's TT-SVD can have."""
     size, left, most, total = math.prod(shape), 1, 1, 0
     for n in shape:
         left *= n

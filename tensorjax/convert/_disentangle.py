@@ -109,7 +109,7 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """Returns the least rank that discards at most ``tail``, for a disentangler's lower bound."""
+    """Returns the least rank that discards at most ``tail``, to bound a disentangler's rank."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
@@ -143,7 +143,7 @@ def _beyond(y: np.ndarray, k: int) -> float:
 
 
 class _Search:
-    """Search for the disentangler of one pair of sites that leaves the lowest rank."""
+    """Search for the disentangler of two sites that leaves the lowest rank between them."""
 
     def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, options: Options):
         self.x, self.tail, self.options = x, tail, options
@@ -151,7 +151,7 @@ class _Search:
         self.count = 0
 
     def run(self, bound: int, plain: int) -> Found:
-        """Tries ranks upwards from the lower bound until a disentangler is found, then bisects."""
+        """Tries ranks upwards until a disentangler reaches one within tolerance, then bisects."""
         top = max(bound, int(_WORTH * plain))
         low, best, u = bound - 1, 0, None
         for k in sorted({bound * step for step in _LADDER if bound * step < top} | {top}):

@@ -31,11 +31,11 @@ class _States(NamedTuple):
     active: np.ndarray  # (b,) booleans
 
     def of(self, which: np.ndarray) -> "_States":
-        """Returns the candidate disentanglers of an index."""
+        """Selects candidate disentanglers from a batch by an index array."""
         return _States(*(x[which] for x in self))
 
     def with_better(self, which: np.ndarray, **new: np.ndarray) -> "_States":
-        """Replaces disentanglers, those of an index, where the new ones have a smaller tail."""
+        """Replaces disentanglers of a batch where new ones discard less energy (tail)."""
         better = new["tail"] < self.tail[which]
         fields = {name: getattr(self, name).copy() for name in new}
         for name, value in new.items():
@@ -106,7 +106,7 @@ def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.
 def _stepped(
     step: Callable[[_States, _Goal], _States], states: _States, goal: _Goal, most: int
 ) -> tuple[_States, int]:
-    """Repeats Procrustes or Gauss–Newton steps on all candidates, ``most`` times or to the goal."""
+    """Repeats Procrustes or Gauss–Newton steps on all disentanglers, to the goal or ``most``."""
     states = states._replace(active=np.ones_like(states.active), mark=states.tail)
     best = before = states.tail.min()
     count = 0
@@ -124,7 +124,7 @@ def _stepped(
 
 
 def _procrustes(states: _States, goal: _Goal) -> _States:
-    """Takes Procrustes steps: rotates two-site tensors towards best rank-k approximations."""
+    """Takes Procrustes steps on disentanglers, towards best rank-k two-site tensors."""
     which = np.flatnonzero(states.active)
     now = states.of(which)
     lead = now.q[..., : goal.k]
@@ -137,7 +137,7 @@ def _procrustes(states: _States, goal: _Goal) -> _States:
 
 
 def _gauss_newton(states: _States, goal: _Goal) -> _States:
-    """Takes damped Gauss–Newton steps, beside Procrustes ones, on energies beyond rank k."""
+    """Takes damped Gauss–Newton steps on disentanglers, to lower energies beyond rank k."""
     which = np.flatnonzero(states.active)
     now = states.of(which)
     w = cayley(_least_squares(now, goal))

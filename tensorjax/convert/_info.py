@@ -1,4 +1,4 @@
-"""Reports of conversions: errors, ranks, sizes, and whether the new format is smaller."""
+"""Reports of conversions of trains to MERA and Tucker: errors, ranks, sizes of both formats."""
 
 import dataclasses
 

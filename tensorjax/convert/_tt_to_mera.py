@@ -308,7 +308,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps a train to the right in its conversion to a MERA: disentangles and cuts bonds.
+    """Sweeps a train to the right in a conversion to MERA: disentangles and truncates bonds.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.
@@ -337,7 +337,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts two neighbouring cores to a tensor (r1, n1, n2, r2) in the gauge asked."""
+        """Contracts two neighbouring cores to (r1, n1, n2, r2), in the gauge for disentanglers."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             first, r = left_qr(first)

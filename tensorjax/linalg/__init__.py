@@ -1,4 +1,4 @@
-"""Array-level factorisations with static or dynamic truncation, on JAX or on the host.
+"""Matrix factorisations with static or dynamic truncation, of JAX and NumPy arrays.
 
 Names by task:
 

@@ -14,7 +14,7 @@ _HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
 
 
 def is_host(a: Array) -> bool:
-    """Whether an array is of NumPy, so that LAPACK factorises it on the host, and not XLA."""
+    """Whether an array is NumPy's, so that LAPACK factorises it and not XLA."""
     return isinstance(a, _HOST)
 
 
@@ -80,7 +80,7 @@ def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
 
 
 def energy(a: Array) -> Array:
-    """Computes the energy ‖a‖_F² of JAX or NumPy arrays over their last two axes, unscaled."""
+    """Computes the energy ‖a‖_F² of JAX or NumPy arrays over the last two axes."""
     xp = namespace(a)
     if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
         return np.vdot(a, a).real  # one pass, no temporary

@@ -48,7 +48,7 @@ def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverts the Cholesky factor of g + diag(shift); returns the squared pivots too."""
+    """Inverts the Cholesky factor of g + diag(shift), for Cholesky QR; returns pivots too."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)

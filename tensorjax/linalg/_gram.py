@@ -115,7 +115,7 @@ def host_energy(a: np.ndarray) -> float:
 
 
 def project(u: Array, a: Array) -> Array:
-    """Computes uᴴ a, the coordinates of a matrix in a basis, in the basis's precision."""
+    """Computes uᴴ a, the coordinates of a matrix in a basis u, in the precision of u."""
     if not is_host(a):
         return matmul(adjoint(u), a)
     if a.dtype == u.dtype:

@@ -1,4 +1,4 @@
-"""Precision of decompositions on the host: error budgets, and single precision where it serves."""
+"""Precision of host decompositions: error budgets, and single precision where it suffices."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _CONVERTED = 2**20
 
 
 def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
-    """Returns the share of energy that a host decomposition may discard; if to verify it.
+    """Returns the energy share that a host decomposition may discard, and whether to verify it.
 
     The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
     """

@@ -48,7 +48,7 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
 
 
 def largest_part(x: Array, axis: Any = None) -> Any:
-    """Returns the largest real or imaginary part of a NumPy array, from which scales follow."""
+    """Returns the largest magnitude of a real or imaginary part in a NumPy array, for scaling."""
     if axis is None and x.dtype.kind == "f" and x.size < _SMALL:
         return np.abs(x).max(initial=0)
     parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)

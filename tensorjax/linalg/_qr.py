@@ -70,7 +70,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """Makes an array wait for others in XLA, so that QR and other factorisations run in turn.
+    """Makes XLA compute an array only after others, so that QR factorisations run in turn.
 
     XLA cannot prove that what is added is zero.
 

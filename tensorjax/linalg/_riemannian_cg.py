@@ -85,7 +85,7 @@ def riemannian_cg(
 
 
 def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
-    """Searches a step t > 0 of the conjugate gradients by Armijo's rule; returns 0 if none lowers.
+    """Searches a step t > 0 along a conjugate-gradient direction by Armijo's rule; 0 if none.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.

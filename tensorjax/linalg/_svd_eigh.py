@@ -1,4 +1,4 @@
-"""SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
+"""SVD and Hermitian eigendecomposition with finite derivatives: by LAPACK or by XLA."""
 
 from collections.abc import Callable
 from typing import Any
@@ -238,6 +238,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes the columns of an SVD's refinement step whose norms exceed a threshold."""
+    """Zeroes the columns of an SVD's refinement step that are too long to be trusted."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -89,7 +89,7 @@ def _cone(wiring: Wiring, sites: Sequence[int]) -> ConeLayer:
 def expectation(
     m: MERA, operator: ArrayLike, sites: int | Sequence[int], *, normalized: bool = True
 ) -> jax.Array:
-    """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a local operator O on k sites, by the causal cone.
+    """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a MERA m and a local operator O on k sites, by its causal cone.
 
     All tensors outside the cone cancel with their conjugates, so the cost is that of a few small
     contractions per layer: logarithmic in the length. It grows steeply with the number of separate
@@ -143,7 +143,7 @@ def expectation(
 
 
 def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
-    """Whether NumPy computes a local expectation value of a MERA, in place of a program of JAX."""
+    """Whether NumPy, not a JAX program, computes a local expectation value of a MERA."""
     arrays = [*jax.tree.leaves(m), *([] if linalg.is_host(o) else [o])]
     structure = at, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: 0.0}

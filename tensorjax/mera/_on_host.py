@@ -1,4 +1,4 @@
-"""MERAs on the host: whether NumPy serves, concrete copies, and contraction by either."""
+"""MERAs on the host: whether NumPy contracts them, concrete copies, and einsums by either."""
 
 from typing import Any
 

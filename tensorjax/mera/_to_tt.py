@@ -130,7 +130,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies, in a periodic MERA's conversion to a train, a disentangler across its two ends."""
+    """Applies a disentangler across the two ends of a train, to convert a periodic MERA."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

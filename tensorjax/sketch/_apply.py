@@ -97,7 +97,7 @@ def apply(p: Projection, x: Any) -> Any:
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether x, to apply a map to, has ``in_shape`` as last axes, not N as one; or ValueError."""
+    """Whether x has a random map's ``in_shape`` as last axes, not N as one; else ValueError."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -159,7 +159,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits NumPy rows into blocks of few sizes to apply a map to, so that few programs compile.
+    """Splits NumPy rows to project into blocks of few sizes, so that few programs are compiled.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

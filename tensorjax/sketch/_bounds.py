@@ -9,7 +9,7 @@ from tensorjax.sketch._variance import family
 
 
 def variance_bound(p: Projection) -> float:
-    """Returns an upper bound of the variance Var‖f(x)‖²/‖x‖⁴ over all x, for a type of map.
+    """Returns an upper bound of Var‖f(x)‖²/‖x‖⁴ over all x, for a type of random map f.
 
     For Δ ≤ 3 it is the value at rank-one x with Gaussian entries, where it is attained: for a
     Kronecker map ∏ (1 + 2/m_k) − 1. For Δ > 3 it is attained at x with one nonzero entry.

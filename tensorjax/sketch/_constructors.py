@@ -31,7 +31,7 @@ def _float_dtype(dtype: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Raises TypeError unless ``key`` is a JAX random key; returns it."""
+    """Returns the JAX random key given for a random map; raises TypeError for others."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
@@ -108,7 +108,7 @@ def ttrp(
 
 
 def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
-    """Returns input modes, N and M of a new Gaussian or sparse map; ValueError if too large."""
+    """Returns input modes, N and M of a new random map; raises ValueError if too large."""
     n = _check.shape("in_shape", in_shape)
     size, m = math.prod(n), math.prod(_check.shape("out_shape", out_shape))
     if size * m > _MOST_ENTRIES:
@@ -126,7 +126,7 @@ def gaussian(
     *,
     dtype: DTypeLike | None = None,
 ) -> Dense:
-    """Draws a dense Gaussian map: f(x) = M^{-1/2} W x, Var‖f(x)‖² = 2‖x‖⁴/M for every x.
+    """Draws a dense Gaussian random map: f(x) = M^{-1/2} W x, Var‖f(x)‖² = 2‖x‖⁴/M for every x.
 
     Args:
       key: `jax.random.key`.
@@ -164,7 +164,7 @@ def sparse(
     s: float | str = 3.0,
     dtype: DTypeLike | None = None,
 ) -> Sparse:
-    """Draws a sparse (Achlioptas) map: entries ±√(s/M) with probability 1/(2s) each, else 0.
+    """Draws a sparse (Achlioptas) random map: entries ±√(s/M) with probability 1/(2s), else 0.
 
     Var‖f(x)‖² = (2‖x‖₂⁴ + (s − 3)‖x‖₄⁴)/M. Only the nonzeros are stored, in a buffer whose static
     size they exceed with probability below 10⁻¹⁵ (any beyond it would be lost).
@@ -203,7 +203,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws positions and signs of a sparse map's nonzeros among ``count``, at a given probability.
+    """Draws positions and signs of nonzeros of a sparse random map, at a given probability.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.
@@ -219,7 +219,7 @@ def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> An
 
 
 def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list[Any] | None:
-    """Draws what `_bernoulli_signs` does, by NumPy; None where the host cannot."""
+    """Draws positions and signs of nonzeros of a sparse random map by NumPy; None if it cannot."""
     words = words_of(key)
     if words is None:
         return None
@@ -235,14 +235,14 @@ def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list
 
 
 def _capacity(count: int, probability: float) -> int:
-    """Returns how many nonzeros a sparse map has room for."""
+    """Returns how many nonzeros a sparse random map of given probability has room for."""
     mean = count * probability
     return min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Gaps:
-    """Geometric law: the number of failures before each success of a given probability."""
+    """Geometric distribution: failures before each success, for gaps in a sparse random map."""
 
     probability: float
 

@@ -64,7 +64,7 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Returns the mode where C++ splits a dense input to apply a map; 0 if XLA serves."""
+    """Returns the mode at which a C++ kernel splits dense rows to apply a map; 0 for XLA."""
     whole = len(n) > 1 and x.shape[1] == math.prod(n)
     cut = _mode_groups.choose_cut(n, m, ranks) if whole else 0
     row = math.prod(n[cut:])
@@ -104,7 +104,7 @@ def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def _over_batches(
     size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Batches, under vmap, the C++ projection of dense rows; a batch of maps goes to XLA."""
+    """Batches the C++ projection of dense rows under `jax.vmap`; a batch of maps goes to XLA."""
     x_batched, *maps_batched = batched
     if x_batched and not any(maps_batched):
         y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
@@ -171,5 +171,5 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
 
 
 def padded_columns(count: int) -> int:
-    """Rounds a matrix's column count up to a multiple of 8, for dense input to a map."""
+    """Rounds a matrix's column count up to a multiple of 8, to project dense input fast."""
     return count if count <= 4 else -(-count // 8) * 8

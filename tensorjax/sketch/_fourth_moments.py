@@ -33,7 +33,7 @@ PAIRING = (0, 0, 1, 2, 3)
 
 
 def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.ndarray]:
-    """Computes the weights of the four pairings in every mode, for the fourth moment.
+    """Computes weights of four index pairings in every mode, for a random map's fourth moment.
 
     They are normalised so that the weights of the path 0, …, 0 multiply to one.
     """
@@ -49,7 +49,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
 
 
 def bond_weights(rank: int) -> np.ndarray:
-    """Returns fourth-moment weights (5, 5) of the steps between pairings over a bond."""
+    """Returns weights (5, 5) of steps between pairings at a bond, for a map's fourth moment."""
     out = np.full((STATES, STATES), 1 / rank)
     out[range(4), range(4)] = 1  # pairing 3 leaves r of r² values free even towards itself
     out[0, 1] = 0  # who has paired ab|cd throughout and does so again stays in state 0 …
@@ -58,12 +58,12 @@ def bond_weights(rank: int) -> np.ndarray:
 
 
 def start() -> np.ndarray:
-    """Returns the initial state (5,) of the sweep over modes that computes fourth moments."""
+    """Returns the start (5,) of the sweep over modes for a random map's fourth moment."""
     return np.array([1.0, 0.0, 1.0, 1.0, 1.0])
 
 
 def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float) -> float:
-    """Sums fourth moments over all pairings: Var ‖f(x)‖² / ‖x‖⁴ at a rank-one x.
+    """Sums a random map's fourth moments over all pairings: Var ‖f(x)‖² / ‖x‖⁴ at rank-one x.
 
     For Δ = 3 this is the variance at any rank-one x, and the largest one over all x.
     """
@@ -80,7 +80,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands the variance of ‖f(x)‖² by fourth moments: weights of patterns, one pairing per mode.
+    """Expands a random map's variance of ‖f(x)‖² in patterns, one pairing of copies per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

@@ -17,7 +17,7 @@ _EINSUM = functools.partial(einsum, precision=HIGHEST)
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
-    """Returns the cores of a map, multiplied by its scale factor."""
+    """Returns the cores of a random map, multiplied by its scale factor."""
     out = []
     modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
     surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
@@ -28,7 +28,7 @@ def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
 
 
 def merge(cores: list[Any], einsum: Callable[..., Any] = _EINSUM) -> Any:
-    """Multiplies neighbouring cores (r, m, n, r') of a map to a single core."""
+    """Multiplies neighbouring cores (r, m, n, r') of a random map to a single core."""
     out = cores[0]
     for core in cores[1:]:
         out = einsum("aijb,bklc->aikjlc", out, core)
@@ -46,7 +46,7 @@ def row_matrix(p: TTRows | CPRows) -> jax.Array:
 
 
 def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out a random map's cores of the modes before s and of those from s on, by rows."""
+    """Multiplies out a random map's cores in two halves, modes before s and from s on, by rows."""
     left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
     if isinstance(p, CPRows):
         return left, right

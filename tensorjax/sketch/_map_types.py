@@ -41,7 +41,7 @@ class Law:
     def draw(
         self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
     ) -> tuple[jax.Array, ...]:
-        """Draws arrays of independent entries of the distribution, one for each shape.
+        """Draws arrays of a random map's independent entries, one array for each shape.
 
         Signs depend neither on the dtype nor on JAX's 64-bit mode.
         """
@@ -51,7 +51,7 @@ class Law:
         return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
 
     def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws one array of independent entries of the distribution."""
+        """Draws one array of independent entries of a random map."""
         return _draw_one(self, key, shape, dtype)
 
 
@@ -125,26 +125,26 @@ class Projection:
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Modes of the map's output: (M,) if its rows have no product structure."""
+        """Modes of the random map's output: (M,) if its rows have no product structure."""
         return (self.out_size,)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks of the map or of each of its rows; empty if there are none."""
+        """Interior TT-ranks of the random map or of each row; empty if there are none."""
         return tuple(c.shape[-1] for c in getattr(self, "cores", ())[:-1])
 
     @property
     def dtype(self) -> DType:
-        """Dtype of the map's stored entries."""
+        """Dtype of the random map's stored entries."""
         return jax.tree.leaves(self)[-1].dtype
 
     @property
     def size(self) -> int:
-        """Number of the map's stored random entries."""
+        """Number of the random map's stored entries."""
         return sum(math.prod(a.shape[-self._array_ndim :]) for a in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> Self:
-        """Returns the map with its stored floating-point entries cast to ``dtype``.
+        """Returns the random map with its stored floating-point entries cast to ``dtype``.
 
         Args:
           dtype: floating or complex.
@@ -246,7 +246,7 @@ class Dense(Projection):
 
 @_map_type("index", "sign")
 class Sparse(Projection):
-    """Sparse random map f(x) = (s/M)^{1/2} S x, with entries ±1 at about M N / s places.
+    """Sparse random map f(x) = (s/M)^{1/2} S x, with about M N / s entries ±1, the others 0.
 
     Attributes:
       index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
@@ -267,7 +267,7 @@ class Sparse(Projection):
 
     @property
     def size(self) -> int:
-        """Number of nonzeros of the sparse map; under jit, the number of stored places."""
+        """Number of nonzeros of the sparse random map; under jit, its storage capacity."""
         if _check.is_traced(self.sign):
             return self.sign.shape[-1]
         batch = math.prod(self.sign.shape[:-1])
@@ -276,7 +276,7 @@ class Sparse(Projection):
 
 @_map_type("cores")
 class TTRows(Projection):
-    """Random map of M independent rows, row i the train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
+    """Random map of M independent rows, row i the tensor train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
 
     Attributes:
       cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).
@@ -315,7 +315,7 @@ class CPRows(Projection):
 
     @property
     def terms(self) -> int:
-        """Number T of rank-one terms in a row of the map."""
+        """Number T of rank-one terms in a row of the random map."""
         return self.factors[0].shape[-2]
 
 

@@ -27,7 +27,7 @@ _LEAST = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
-    """Division of d modes into consecutive groups, with its modelled cost.
+    """Division of a random map's d modes into consecutive groups, with its predicted cost.
 
     Attributes:
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.
@@ -51,7 +51,7 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest division of a map's modes into groups by dynamic programming.
+    """Finds the cheapest grouping of a random map's modes by dynamic programming.
 
     Args:
       batch: rows of the input.
@@ -79,7 +79,7 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Finds the mode at which to split a map in two, so that x is read once; 0 if none.
+    """Finds the mode at which to split a random map in two, to read x only once; 0 if none.
 
     It combines the modes before the cut first, in ∏ m · r multiplications for every element read.
 
@@ -109,7 +109,7 @@ def _group_cost(
 
 
 def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> int:
-    """Finds where to cut a map of M independent rows into two groups of modes; 0 for no cut.
+    """Finds where to cut a random map of M independent rows into two groups of modes, or 0.
 
     Args:
       batch: rows of the input.

@@ -24,7 +24,7 @@ _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times
 
 
 class Shapes(NamedTuple):
-    """Balanced factors of both sides of a Kronecker map, with the sizes N and M before padding."""
+    """Balanced factors of both sizes of a Kronecker random map, and the sizes before padding."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Returns input and output mode sizes of a random map: ints are factored into balanced ones.
+    """Returns input and output mode sizes of a random map: an int gives balanced factors.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Orders the factors of a map's modes: the largest beside the smallest of ``fixed``."""
+    """Orders a map's mode factors so that the largest meets the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists the divisors of a map's size, for its balanced factors, by trial division up to 10⁶.
+    """Lists the divisors of a random map's size N or M, by trial division up to 10⁶.
 
     A cofactor of primes above 10⁶ counts as a prime.
     """
@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal mode sizes with product N or little more, for a map of padded input."""
+    """Returns near-equal mode sizes of product N or little more, for a random map of padded x."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists near-equal descending factors of N or little more, candidates for a map's modes."""
+    """Lists near-equal descending factors of N or little more, as modes of a random map."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)
@@ -168,7 +168,7 @@ def _product(done: int, root: int, second: int, rest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
-    """Factors M into ``order`` descending modes with a small worst-case variance of the map.
+    """Factors M into ``order`` descending modes of a random map of small worst-case variance.
 
     An exact cut is kept unless some padded one (of which the first M rows are used) has a
     variance 1.25 times smaller: a map without surplus rows stays a plain Kronecker product.

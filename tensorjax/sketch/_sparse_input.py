@@ -47,7 +47,7 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """Rounds the number of nonzeros of sparse input up, so that few programs are compiled."""
+    """Rounds the number of nonzeros to project up, so that few programs are compiled."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 
@@ -82,7 +82,7 @@ def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Arra
 def project(
     p: Projection, values: jax.Array, rows: jax.Array, digits: jax.Array, batch: int
 ) -> jax.Array:
-    """Projects sparse rows, given by their nonzeros, to (batch, M)."""
+    """Projects sparse rows, given by their nonzeros, to (batch, M) by a random map."""
     nnz = values.shape[0]
     chunk = max(1, min(nnz, _CHUNK // p.out_size))
     steps = -(-nnz // chunk)
@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes the columns of a map's matrix that sparse input selects, as rows of an array.
+    """Computes the columns of a random map that sparse input selects, as rows of an array.
 
     Args:
       digits: (d, columns) indices j_1, …, j_d of each column in the modes of the input.
@@ -140,7 +140,7 @@ def _kronecker(p: Kronecker, digits: jax.Array) -> jax.Array:
 
 
 def _sparse(p: Sparse, flat: jax.Array) -> jax.Array:
-    """Looks up those columns of a sparse map that sparse input selects, by bisection."""
+    """Looks up the columns of a sparse random map that sparse input selects, by bisection."""
     starts = jnp.arange(p.out_size, dtype=jnp.int32) * p.in_size
     wanted = starts[None] + flat[:, None]
     place = jnp.minimum(jnp.searchsorted(p.index, wanted), p.index.shape[0] - 1)

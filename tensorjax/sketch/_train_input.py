@@ -101,7 +101,7 @@ def _tt_rows(p: TTRows, cores: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _sparse(p: Sparse, cores: tuple[jax.Array, ...]) -> jax.Array:
-    """Applies a sparse map to train input, a tensor train evaluated at the map's nonzeros only."""
+    """Projects a tensor train by a sparse random map, from its entries at the map's nonzeros."""
     index = p.index % p.in_size
     state = None
     for core in reversed(cores):

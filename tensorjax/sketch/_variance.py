@@ -67,7 +67,7 @@ def family(p: Projection) -> Family:
 
 @placed
 def variance(p: Projection, x: ArrayLike | Shaped, *, relative: bool = False) -> jax.Array:
-    """Computes the exact variance of ‖f(x)‖² over random draws of the map f.
+    """Computes the exact variance of ‖f(x)‖² over random draws of a random projection f.
 
     Only the type, the shapes and the law of p count, not its entries. With entries of moments
     0, 1, 0, Δ and, for a Kronecker map,
@@ -164,7 +164,7 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
 def _finish(
     kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """Computes the variance of a whole map from that of one block of its rows."""
+    """Computes a random map's variance from that of one block of its rows."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
@@ -174,7 +174,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """Contracts four copies of x by a pairing of their indices, a term of the variance of a map."""
+    """Contracts four copies of x in one index pairing, a term of a random map's variance."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [
@@ -188,7 +188,7 @@ def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
 
 
 def _exact_train_variance(kind: Family, x: jax.Array, relative: bool) -> jax.Array:
-    """Computes the variance for a dense x, written exactly as a tensor train."""
+    """Computes a random map's variance for a dense x, written exactly as a tensor train."""
     sizes = x.shape
     left = [math.prod(sizes[:k]) for k in range(len(sizes) + 1)]
     right = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
@@ -228,7 +228,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales cores of x near norm one, for a map's variance; also returns ‖x‖² and exponent."""
+    """Scales cores of x near norm one for a random map's variance; returns ‖x‖² too."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -249,7 +249,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """Computes a term of the variance: four copies of a train under one pairing of all indices."""
+    """Computes a term of a random map's variance: four copies of a train under one pairing."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)
@@ -257,7 +257,7 @@ def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
 
 
 def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
-    """Sums the variance over all pairings of indices by one sweep over the cores of x."""
+    """Sums a random map's variance over all index pairings, by a sweep over the cores of x."""
     assert kind.out_shape is not None
     weights = _fourth_moments.mode_weights(kind.out_shape, kind.rows, kind.delta)
     pairs = weights[0].shape[1]
@@ -280,12 +280,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the initial state of the sweep over modes that computes a map's variance."""
+    """Returns the start of the sweep over modes that computes a random map's variance."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts four copies of a core of x into the state of the variance sweep, modes paired."""
+    """Contracts four copies of a core of x in the sweep for a random map's variance."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

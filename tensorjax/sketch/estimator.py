@@ -139,7 +139,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self
 
     def _output(self, n_samples: int, n_features: int) -> int | tuple[int, ...] | None:
-        """Returns the number of components or their modes; None to keep all features."""
+        """Returns the estimator's number of output components or modes; None keeps all features."""
         given = self.n_components
         is_int = isinstance(given, numbers.Integral) and not isinstance(given, bool)
         if given != "auto" and (not is_int or given < 1):  # type: ignore[operator]
@@ -185,7 +185,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
 
     def transform(self, X: Any) -> np.ndarray:
-        """Projects the rows of X, dense or sparse.
+        """Projects the rows of X, dense or sparse, by the fitted random map.
 
         Args:
           X: array or scipy.sparse matrix (n_samples, n_features_in_).
@@ -211,7 +211,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return _in_dtype(X.dtype, self.projection_, X)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Maps projected rows back by the Moore–Penrose inverse of the projection.
+        """Maps projected rows back by the Moore–Penrose inverse of the random projection.
 
         For a plain Kronecker product it is the product of the factors' inverses; with TT-ranks or
         padding it is found from the Gram matrix of the M rows, at a cost of M³.

@@ -147,7 +147,7 @@ def real(x: Train) -> Train:
 
 @placed
 def imag(x: Train) -> Train:
-    """Returns the imaginary part of a train exactly; zero for a real train.
+    """Returns the imaginary part of a tensor train exactly; zero for a real train.
 
     Args:
       x: TT or TTMatrix.

@@ -1,4 +1,4 @@
-"""Perfect sampling of multi-indices from the entries of a train, or their squares (Born rule)."""
+"""Perfect sampling of multi-indices from the entries of a tensor train, or by the Born rule."""
 
 import functools
 from typing import Any
@@ -28,7 +28,7 @@ from tensorjax.tt._statistics.density_sampling import (
 
 @placed
 def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> jax.Array:
-    """Samples multi-indices i of a train with probability |t_i|² / ‖t‖², or t_i / Σ t.
+    """Samples multi-indices i of a tensor train with probability |t_i|² / ‖t‖², or t_i / Σ t.
 
     Perfect sampling: one mode after the other from its exact conditional distribution, which a
     right-orthogonal train, or one summed from the right, gives at O(n r²) operations.
@@ -108,7 +108,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 
 
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
-    """Samples multi-indices of a train by the Born rule from given Gumbel noise, by NumPy."""
+    """Samples multi-indices of a tensor train by the Born rule from Gumbel noise, by NumPy."""
     dtype = linalg.factor_dtype(t.dtype)
     host = near_one(TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores)))
     cores, _ = orthogonal_cores(host, 0)

@@ -1,4 +1,4 @@
-"""Broadcasting of trains as in NumPy: modes of size one are repeated, the ranks stay."""
+"""Broadcasting of tensor trains as in NumPy: modes of size one are repeated; TT-ranks stay."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
 
 
 def together(x: Any, y: Any) -> tuple[Any, Any]:
-    """Broadcasts two trains to each other; returns them unchanged if that is impossible.
+    """Broadcasts two tensor trains to one shape; returns them unchanged if that is impossible.
 
     Batches too: modes are counted from the end of the cores.
     """
@@ -74,7 +74,7 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _of_one_shape(x: Any, y: Any) -> bool:
-    """Whether two trains of one kind have the same modes."""
+    """Whether two tensor trains, or two TT-matrices, have the same mode sizes."""
     if isinstance(x, TT):  # in half the time of tuples of one size each
         return x.shape == y.shape
     return mode_shapes(x) == mode_shapes(y)
@@ -105,7 +105,7 @@ def _shown(modes: Sequence[tuple[int, ...]]) -> Any:
 
 
 def check_alike(x: Any, y: Any) -> None:
-    """Raises TypeError or ValueError if trains, without broadcasting, differ in kind or shape."""
+    """Raises an error unless tensor trains have one type and one shape, without broadcasting."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
@@ -116,13 +116,13 @@ def check_alike(x: Any, y: Any) -> None:
 
 
 def aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Casts trains without broadcasting to one dtype; raises an error if their shapes differ."""
+    """Casts tensor trains of one shape to a common dtype; raises an error if shapes differ."""
     check_alike(x, y)
     return _of_one_dtype(x, y)
 
 
 def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Broadcasts two trains to each other and casts them to their common dtype, as `aligned`."""
+    """Broadcasts two tensor trains to one shape, and casts them to their common dtype."""
     # Sizes are asked for once where they are the same: they take as long as a small core's product.
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or not _of_one_shape(x, y):
         return aligned(*together(x, y))

@@ -81,7 +81,7 @@ def chain_operator(
 
 
 def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
-    """Checks site or pair terms of a chain Hamiltonian; returns one matrix per place, or None."""
+    """Checks site or pair terms of a chain Hamiltonian: returns a list of matrices, or None."""
     if value is None:
         return None
     if _check.is_traced(value):

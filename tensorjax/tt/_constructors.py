@@ -109,7 +109,7 @@ def rank_one_matrix(
 
 
 def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any]:
-    """Lists the factors of `rank_one_matrix`, with identities at sites for which none is given."""
+    """Lists the factors of a rank-one TT-matrix, with identities at sites without a given one."""
     given = {}
     for site, a in matrices.items():
         at = _check.integer("sites of matrices", site, low=0)
@@ -132,7 +132,7 @@ def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any
 
 
 def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
-    """Constructs the train whose entries are all one, TT-ranks one.
+    """Constructs the tensor train of ones, of TT-ranks one, as `numpy.ones`.
 
     Args:
       shape: mode sizes (n_1, …, n_d).
@@ -206,7 +206,7 @@ def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """Constructs the train of ones with the kind, shape and dtype of another; TT-ranks are one.
+    """Constructs the train of ones with another's type, shape and dtype; TT-ranks are one.
 
     Args:
       x: TT or TTMatrix, or a batch of them.

@@ -1,4 +1,4 @@
-"""Rearrangement of the entries of each core of a train: first calls by NumPy, compiling nothing."""
+"""Rearrangement of the entries of each core of a tensor train, by NumPy or by JAX programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tensorjax._transfer import copied
 def rearranged(
     name: str, cores: Sequence[Any], move: Callable[..., Any], *others: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Applies a rearrangement of entries to each core: on the host, or in a program for each shape.
+    """Rearranges the entries of each core of a tensor train by a function, in NumPy or in JAX.
 
     Args:
       name: of the operation, by which first calls are counted.

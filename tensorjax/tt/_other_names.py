@@ -1,4 +1,4 @@
-"""Errors for functions' names in other libraries, which give the name in this one."""
+"""Error messages for function names of other TT libraries, which give the name in this one."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -36,7 +36,7 @@ _ELSEWHERE = {
 
 
 def missing(package: str) -> Callable[[str], NoReturn]:
-    """Returns tt's ``__getattr__``, whose error lists our names for those of other libraries.
+    """Returns ``tensorjax.tt.__getattr__``, whose error translates other libraries' names.
 
     Type checkers must not see it: to them all names would be attributes then.
     """

@@ -1,4 +1,4 @@
-"""Products and sums of trains: exact, or rounded without materialising the exact result."""
+"""Products and sums of tensor trains: exact, or rounded without materialising the exact result."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -38,7 +38,7 @@ def hadamard(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """Multiplies two trains entry by entry; TT-ranks multiply, or are rounded at once.
+    """Multiplies two trains entry by entry, exactly (TT-ranks multiply) or with rounding.
 
     Args:
       x: TT or TTMatrix.
@@ -96,7 +96,7 @@ def matvec(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Multiplies a TT-matrix by a train, A x; TT-ranks multiply, or are rounded at once.
+    """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
 
     TT-ranks multiply, or are brought down at once.
 
@@ -145,7 +145,7 @@ def matmul(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """Multiplies two TT-matrices, A B; TT-ranks multiply, or are rounded at once.
+    """Multiplies two TT-matrices, A B, exactly (TT-ranks multiply) or with rounding.
 
     Args:
       a: TTMatrix.
@@ -191,7 +191,7 @@ def linear_combination(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Computes a sum of weighted trains and products of trains (x * y, A x), exactly or rounded.
+    """Computes a weighted sum of tensor trains and their products (x * y, A x), exact or rounded.
 
     Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
     it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
@@ -266,7 +266,7 @@ def linear_combination(
 
 
 def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks a weight in a sum of products; one out of the dtype's range goes into the term."""
+    """Checks a train's weight in a sum; scales the train by it if out of the dtype's range."""
     if not is_scalar(weight):
         raise TypeError(f"{name}: expected a number, got {weight!r}")
     if _check.is_traced(weight):

@@ -1,4 +1,4 @@
-"""Exact products of concrete trains: by NumPy at first, later by one call of C++.
+"""Exact products of concrete tensor trains: by NumPy at first, later by one call of C++.
 
 XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
 products of small cores take NumPy no longer than a program of XLA takes to be called. A program of
@@ -32,7 +32,7 @@ _ROW, _PART_OF_ROW = 3.5, 0.25
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
-    """Returns the common dtype of the cores of a product on the host, and whether all have it."""
+    """Returns the common dtype of the cores of a host product, and whether all have it."""
     dtypes = [c.dtype for c in cores]
     if dtypes.count(dtypes[0]) == len(dtypes):
         return dtypes[0], True
@@ -40,7 +40,7 @@ def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
 
 
 def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
-    """Computes an exact product of trains on the host, by NumPy or C++; None if XLA is better.
+    """Computes an exact product of tensor trains by NumPy or C++; None if XLA is better.
 
     By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
     out of range stay here. ``known_dtype`` is that of all cores, where the caller knows it.
@@ -85,7 +85,7 @@ _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
 
 @functools.lru_cache(maxsize=4096)
 def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Counts the multiplications in a host product's sums over modes; inf for empty cores."""
+    """Counts the multiplications of a host product in sums over modes; inf for empty cores."""
     if any(0 in shape for shape in shapes):
         return math.inf
     if kind not in ("matvec", "matmul"):
@@ -97,7 +97,7 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Predicts the nanoseconds of a product's sums over modes in C++; infinite for empty cores.
+    """Predicts the nanoseconds that a product of trains takes to sum over modes in C++.
 
     They are made row by row of the last axis, which is short where ranks are low.
     """

@@ -21,7 +21,7 @@ from tensorjax.tt._constructors import Train
 def padded_ranks(
     rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
 ) -> tuple[int, ...]:
-    """Returns the ranks of a rounded result: feasible ones, or the zero-padded operands' own.
+    """Returns the TT-ranks of a rounded train: feasible ones, or those of a zero-padded operand.
 
     It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
@@ -39,7 +39,7 @@ def padded_ranks(
 
 @placed
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
-    """Pads the bonds of a train with zeros to the given TT-ranks; the tensor stays the same.
+    """Zero-pads the bonds of a train to given TT-ranks; the represented tensor is unchanged.
 
     Loops under jit need shapes that do not change: pad once before, and give `round`, or the
     rounded products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of
@@ -75,7 +75,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 
 def padded_to(t: Train, interior: Sequence[int]) -> Train:
-    """Pads the bonds of a train with zeros to the given TT-ranks, without checks."""
+    """Zero-pads the bonds of a train to given TT-ranks, without argument checks."""
     ranks = (1, *interior, 1)
     cores = []
     for k, c in enumerate(t.cores):
@@ -87,7 +87,7 @@ def padded_to(t: Train, interior: Sequence[int]) -> Train:
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """Finds the bond indices that are not padding: non-zero entries of all cores connect them."""
+    """Finds a train's bond indices that are not zero-padding: chains of nonzeros reach them."""
     hosted = choose_kernel("tt.effective_ranks", (t,)) is NUMPY
     cores = [np.asarray(c) for c in t.cores] if hosted else t.cores
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]

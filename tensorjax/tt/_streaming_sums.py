@@ -1,4 +1,4 @@
-"""Streaming sum of trains, kept as two sketches of fixed size (streaming TT approximation)."""
+"""Streaming sum of tensor trains, stored as two sketches of fixed size (streaming TT)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ _CUTOFF = 100
 
 
 class Stream(NamedTuple):
-    """State of a streaming sum of trains: random sketches of fixed size; a pytree.
+    """State of a streaming sum of tensor trains: random sketches of fixed size; a pytree.
 
     Attributes:
       draws: random vectors of every mode, for the sketches from the left and from the right.
@@ -59,7 +59,7 @@ jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
 ) -> Stream:
-    """Creates an empty streaming sum of trains, which random sketches of fixed size represent.
+    """Creates an empty streaming sum of tensor trains, stored as random sketches of fixed size.
 
     Args:
       key: `jax.random.key`, of the random sketches.
@@ -119,7 +119,7 @@ def _symmetric(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 
 def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Draws an array of the sketches of a streaming sum, on the host where it can."""
+    """Draws a random sketch array of a streaming sum of trains, by NumPy where possible."""
     hosted = linalg.factor_dtype(dtype) == dtype  # NumPy has no QR of half precision
     found = one_on_host(draw, key, shape, dtype) if hosted else None
     return draw(key, shape, dtype) if found is None else found
@@ -129,7 +129,7 @@ def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any
 def stream_add(
     state: Stream, term: TT | tuple[TT, TT] | tuple[TTMatrix, TT], weight: Scalar = 1.0
 ) -> Stream:
-    """Adds a weighted train, or product of trains, to a streaming sum, in any order.
+    """Adds a weighted tensor train, or product of trains, to a streaming sum, in any order.
 
     Args:
       state: Stream.
@@ -167,7 +167,7 @@ def stream_add(
 
 
 def _factor(weight: Any, dtype: Any) -> Any:
-    """Converts the weight of a term to the dtype of the stream, which has to hold it."""
+    """Casts the weight of a streaming sum's term to its dtype; ValueError if it does not fit."""
     _check.scalar("weight", weight)
     with np.errstate(all="ignore"):
         try:
@@ -183,7 +183,7 @@ def _factor(weight: Any, dtype: Any) -> Any:
 
 
 def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
-    """Computes a function of a streaming sum by NumPy in first calls, or else by a program."""
+    """Computes a function of a streaming sum of tensor trains, by NumPy or in a JAX program."""
     leaves, dtype = jax.tree.leaves(given), given[0].cores[0].dtype
 
     def work() -> int:

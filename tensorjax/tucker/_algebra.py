@@ -78,7 +78,7 @@ def _add(x: Tucker, y: Tucker) -> Tucker:
 
 
 def _balanced(t: Tucker) -> Tucker:
-    """Scales core and factors of a Tucker tensor to like size before a sum, against roundoff."""
+    """Scales core and factors of a Tucker tensor to similar size, to limit roundoff in sums."""
     small, exponent = near_one_parts(t)
     return scaled_back(small.core, small.factors, exponent)
 
@@ -196,7 +196,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
-    """Zero-pads a Tucker tensor's core and factors to multilinear ranks; the tensor stays.
+    """Zero-pads a Tucker tensor's core and factors to multilinear ranks; entries are unchanged.
 
     Args:
       t: Tucker.

@@ -8,7 +8,7 @@ from tensorjax.tucker._types import Tucker
 
 
 def kind(name: str, t: Any) -> None:
-    """Raises TypeError if an argument is not a `Tucker`, or a batch, of an enabled dtype."""
+    """Raises TypeError unless an argument is a `Tucker`, or a batch, of an enabled dtype."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"

@@ -63,14 +63,14 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy serves a call with Tucker tensors of dense cores, as a first call."""
+    """Whether NumPy computes a call on Tucker tensors with dense cores, in place of JAX."""
     if any(isinstance(t.core, TT) or 0 in t.shape for t in tensors):
         return False
     return is_first_on_host(key, work, *tensors)
 
 
 def is_first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy serves a call with Tucker tensors, dense or train cores, for it is a first."""
+    """Whether NumPy computes a call on Tucker tensors with any core, in place of JAX."""
     leaves = jax.tree.leaves(tensors)
     facts = {"dtype": leaves[0].dtype, "key": ("tucker", key), "work": work}
     return choose_kernel("tucker.to_dense", leaves, **facts) is NUMPY

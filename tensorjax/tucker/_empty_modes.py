@@ -32,7 +32,7 @@ def _widened(t: Tucker) -> Tucker:
 
 
 def cut(out: Any, shape: Sequence[int]) -> Any:
-    """Cuts a result's modes to ``shape`` if it is a `Tucker`; others stay as they are."""
+    """Cuts the modes of a `Tucker` result to ``shape``; returns other results unchanged."""
     if not isinstance(out, Tucker):
         return out
     factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))

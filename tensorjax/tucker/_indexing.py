@@ -89,7 +89,7 @@ def _on_host(t: Tucker, factors: list[Any], gone: tuple[int, ...], places: list[
 
 
 def _without(core: Any, factors: list[Any], gone: tuple[int, ...]) -> tuple[Any, list[Any]]:
-    """Contracts modes of a Tucker core with their factors, of which indexing left one row each.
+    """Contracts modes of a Tucker core with their factors, after integer keys left one row.
 
     At least one mode stays, or the result is a scalar for `_with_new`.
     """

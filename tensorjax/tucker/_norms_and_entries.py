@@ -168,7 +168,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 @with_entries
 def _measured(*tensors: Tucker, f: Any, name: str) -> jax.Array:
-    """Evaluates a norm or distance of Tucker tensors: on the host by NumPy, or in a program."""
+    """Evaluates a norm or distance of Tucker tensors: by NumPy on the host, or in a JAX program."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if choose_kernel("tucker.norm", tensors) is PROGRAM:
@@ -209,7 +209,7 @@ def _distance(x: Tucker, y: Tucker) -> tuple[Any, Any]:
 
 
 def agree(found: Tucker, given: Tucker, tol: float) -> bool:
-    """Whether two Tucker tensors on the host agree: ‖given − found‖ ≤ tol ‖given‖."""
+    """Whether a Tucker tensor on the host approximates another to a relative error ``tol``."""
     (error, e), (size, exponent) = _distance(given, found), _norm(given)
     return bool(np.ldexp(error, e - exponent) <= tol * size)
 

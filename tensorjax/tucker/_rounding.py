@@ -107,7 +107,7 @@ def _round(t: Tucker, tol: Any, rank: Any, core_rank: Any) -> Tucker:
 def _padded(
     t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Returns the ranks of a rounded Tucker tensor: feasible ones, or those it was padded to.
+    """Returns the ranks of a rounded Tucker tensor: feasible ones, or those of a padded operand.
 
     As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
     """
@@ -188,7 +188,7 @@ def _part_of_modes(share: Any, order: int) -> Any:
 
 
 def _work(t: Tucker) -> int:
-    """Bounds the multiplications of rounding or orthogonalising a Tucker tensor, about."""
+    """Estimates the multiplications of rounding or orthogonalising a Tucker tensor."""
     columns = max((*t.ranks, *(t.core.ranks if isinstance(t.core, TT) else ())))
     return 4 * columns * sum(leaf.size for leaf in jax.tree.leaves(t)) * t.order
 

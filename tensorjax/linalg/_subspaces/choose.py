@@ -53,7 +53,7 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
 
 
 def admitted(method: Method, share: float | None, dtype: Any, levels: int = 2) -> Method:
-    """Chooses the method for a leading subspace as `choose`, of arguments that need no checks."""
+    """Chooses the method for a leading subspace as `choose`, without argument checks."""
     if share is None:
         return "svd" if method == "auto" else method
     if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):

@@ -180,7 +180,7 @@ _differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
 
 @_differentiable_basis.defjvp
 def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates a leading subspace as a whole, not vector by vector.
+    """Differentiates a leading singular subspace as a whole, not vector by vector.
 
     Kept directions move towards discarded ones and out of the range; among themselves they stay
     put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,

@@ -1,4 +1,4 @@
-"""Cut of a spectrum: directions that a rank and an energy budget keep."""
+"""Truncation of a spectrum by a rank and an energy budget: singular directions to keep."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, gram_floor
 
 
 class Cut(NamedTuple):
-    """Cut of a spectrum: directions kept, which of them stay nonzero, energy of the others."""
+    """Truncation of a spectrum: directions kept, which of these are nonzero, discarded energy."""
 
     rank: int
     mask: Array | None

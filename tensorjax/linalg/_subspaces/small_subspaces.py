@@ -1,4 +1,4 @@
-"""Leading subspaces of small host matrices by one Gram matrix, where NumPy's call overhead counts.
+"""Leading subspaces of small NumPy matrices by one Gram matrix, with little call overhead.
 
 In double precision, with no choice between methods and no attempt that may fail; see
 `subspaces_on_host.leading` for these.

@@ -29,7 +29,7 @@ def left_spectrum(
 def spectrum(
     a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array, bool]:
-    """Computes squared singular values and vectors, left or right ones, for a subspace."""
+    """Computes squared singular values and left or right singular vectors of a matrix."""
     m, n = a.shape[-2:]
     if method == "gram":
         right = m > n
@@ -85,7 +85,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 
 
 def left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Computes a basis of left singular vectors from right ones, for a singular subspace."""
+    """Computes a basis of left singular vectors of a matrix from its right ones."""
     xp = _xp(a)
     s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]

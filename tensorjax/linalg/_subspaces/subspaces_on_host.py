@@ -264,7 +264,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Returns the columns of a random sketch of a host matrix; 0 if its Gram matrix is faster."""
+    """Returns the width of a random sketch of a host matrix; 0 if its Gram matrix is faster."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -300,7 +300,7 @@ def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace
 
 
 def _wider(a: np.ndarray, asked: Asked, right: bool, columns: int, missed: float) -> int:
-    """Returns the columns of the next random sketch of a host matrix, wider than one that failed.
+    """Returns the width of a host matrix's next random sketch, after one that was too narrow.
 
     0 if its rank looks too high. A sketch of c columns misses the share 1 − c/r of a flat spectrum
     of rank r. A failure costs the sample alone, which is what side² · columns takes.

@@ -1,1 +1,1 @@
-"""NumPy-like operations on trains: indexing, reshaping, permuting, reductions, extrema."""
+"""NumPy-like operations on tensor trains: indexing, reshaping, permuting, reductions, extrema."""

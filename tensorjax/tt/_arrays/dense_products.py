@@ -81,7 +81,7 @@ def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
 def _product(
     a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
 ) -> jax.Array:
-    """Contracts a TT-matrix, or its transpose, with a dense array, in NumPy or in a program."""
+    """Contracts a TT-matrix, or its transpose, with a dense array, by NumPy or a JAX program."""
     dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
     if not math.prod(shape):
         return on_device([np.zeros(size, dtype)])[0]

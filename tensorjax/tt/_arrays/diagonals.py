@@ -70,7 +70,7 @@ def _diagonal(core: Any) -> Any:
 
 @placed
 def diagonal_matrix(t: TT) -> TTMatrix:
-    """Returns the diagonal TT-matrix with the entries of a train, as `numpy.diag`; the ranks stay.
+    """Returns the diagonal TT-matrix with a train's entries, as `numpy.diag`; TT-ranks stay.
 
     Args:
       t: TT of shape (n_1, …, n_d).

@@ -24,7 +24,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 def map(
     f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Train, CrossInfo]:
-    """Applies a function elementwise to one or more trains of one shape, by cross approximation.
+    """Applies a function elementwise to tensor trains of one shape, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.
@@ -68,7 +68,7 @@ def map(
 
 
 def _common(trains: Sequence[Any]) -> list[Any]:
-    """Broadcasts the trains of an elementwise function `map` to one shape, or raises an error."""
+    """Broadcasts the tensor trains of an elementwise function to one shape, or raises an error."""
     if not trains:
         raise ValueError("trains: expected one or more trains, got none")
     given = list(trains)
@@ -93,7 +93,7 @@ def _sizes(t: Any) -> Any:
 def divide(
     x: Train, y: Train, *, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Train, CrossInfo]:
-    """Divides trains entry by entry, by cross approximation; no entry of ``y`` may be zero.
+    """Divides tensor trains entry by entry, by cross approximation; no entry of ``y`` may be zero.
 
     Args:
       x: TT or TTMatrix.
@@ -130,7 +130,7 @@ def divide(
 def power(
     x: Train, exponent: int, *, tol: float | None = None, rank: int | Sequence[int] | None = None
 ) -> Train:
-    """Raises the entries of a train to a power, as `numpy.power`, also ``x ** exponent``.
+    """Raises the entries of a tensor train to a power, as `numpy.power`, also ``x ** exponent``.
 
     Args:
       x: TT or TTMatrix.

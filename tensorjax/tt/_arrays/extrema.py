@@ -1,4 +1,4 @@
-"""Largest and smallest entries of a train, by a beam search that bounds all others."""
+"""Largest and smallest entries of a tensor train, by a beam search that bounds all others."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _SLACK = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class ExtremumInfo:
-    """Certificate of a train's extremum: whether it is proven, and a bound on all entries.
+    """Certificate of a tensor train's extremum: whether it is proven, and a bound on all entries.
 
     Attributes:
       status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
@@ -55,7 +55,7 @@ def argmax(
 def argmax(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the largest entry of a real train: value, multi-index and certificate.
+    """Finds the largest entry of a real tensor train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -95,7 +95,7 @@ def argmin(
 def argmin(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the smallest entry of a real train: value, multi-index and certificate.
+    """Finds the smallest entry of a real tensor train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -120,7 +120,7 @@ def argmin(
 
 
 class _Found(NamedTuple):
-    """Candidate multi-indices for an extremum, and a bound on the size of all other entries."""
+    """Candidates for a tensor train's largest entry, and a bound on all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -179,7 +179,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to all entries of a train, given as NumPy cores."""
+    """Adds a constant to all entries of a tensor train of NumPy cores."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -193,7 +193,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a train for entries of large magnitude, by beam searches from both ends."""
+    """Searches a tensor train for entries of large magnitude, by beam searches from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -201,7 +201,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a train for entries of large magnitude, by a beam search from left to right."""
+    """Searches a tensor train for large entries by a beam search from left to right."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -237,7 +237,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Climbs to a local maximum of a train's entries by changes of one index at a time."""
+    """Climbs to a local maximum of a tensor train's entries by changes of one index at a time."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -103,7 +103,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
 
 
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
-    """Returns the cores of a train to index: as NumPy arrays if indexing compiles nothing."""
+    """Returns a train's cores for indexing: NumPy arrays where NumPy indexes them, else JAX's."""
     moving = [k for k in keys if not isinstance(k, slice)]
     hosted = choose_kernel("tt.TT[...]", (t, moving)) is NUMPY
     return [np.asarray(c) for c in t.cores] if hosted else list(t.cores)

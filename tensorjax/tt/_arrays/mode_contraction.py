@@ -1,4 +1,4 @@
-"""Contraction of modes of a train with vectors, to a train of the other modes or a scalar."""
+"""Contraction of modes of a train with vectors: leaves a train of the other modes, or a scalar."""
 
 import functools
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 
 
 def contraction(t: TT, vectors: Mapping[int, Any], name: str | None) -> Any:
-    """Contracts modes with vectors, for sums and means too; ``name`` stands in overflow errors.
+    """Contracts modes of a train with vectors; overflow of a scalar result raises an error.
 
     Without a name a scalar out of the range of the dtype is inf or 0.
     """
@@ -152,7 +152,7 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
 
 
 def _tame(x: np.ndarray) -> tuple[np.ndarray, int]:
-    """Brings a host array near one by a power of two if its norm is far from it."""
+    """Scales a NumPy array by a power of two to a norm near one; returns the exponent too."""
     if _LOW < np.vdot(x, x).real < _HIGH:
         return x, 0
     scaled, e = linalg.normalized(x)
@@ -164,7 +164,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any, fit: tuple[int, int]) -> list[Any]:
-    """Scales a train with contracted modes by 2^exponent: in one core, or all on overflow."""
+    """Multiplies a train by 2^exponent: one core, or all cores if that one would overflow."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = fit
     new = np.asarray(cores[at]).astype(kind, copy=False)

@@ -16,7 +16,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
-    """Appends zeros before and after the modes of a train, as `numpy.pad`; the TT-ranks stay.
+    """Zero-pads the modes of a train before and after, as `numpy.pad`; the TT-ranks stay.
 
     Args:
       t: TT.

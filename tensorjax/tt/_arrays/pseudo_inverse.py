@@ -1,4 +1,4 @@
-"""Moore–Penrose pseudo-inverse of an unfolding of a train, without its dense matrix."""
+"""Moore–Penrose pseudo-inverse of an unfolding of a tensor train, without its dense matrix."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 
 @placed
 def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
-    """Computes the pseudo-inverse of an unfolding of a train, as a train of the same shape.
+    """Computes the pseudo-inverse of an unfolding of a tensor train, as a train of the same shape.
 
     Args:
       t: TT.

@@ -101,7 +101,7 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
 
 
 def _mean(t: TT | TTMatrix, axis: Axis, name: str | None) -> Any:
-    """Averages a train over some modes, with the check for overflow or without."""
+    """Averages a train over some modes; overflow of the mean is an error if it has a ``name``."""
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
         powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])
@@ -192,7 +192,7 @@ def cumsum(t: Train, axis: int) -> Train:
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
-    """Converts the axis of a reduction to the list of modes to sum over, in ascending order."""
+    """Converts the axis of a train's reduction to the list of modes to sum over, ascending."""
     if axis is None:
         return list(range(order))
     single = isinstance(axis, int | np.integer)
@@ -241,7 +241,7 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
 
 
 def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
-    """Inserts modes of size one into the result of a reduction with ``keepdims``."""
+    """Inserts modes of size one into a reduced train, as NumPy's ``keepdims`` asks."""
     modes = _modes(axis, t.ndim)
     if not modes:
         return out

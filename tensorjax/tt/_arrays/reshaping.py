@@ -31,7 +31,7 @@ _EXACT = 10
 
 @placed
 def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) -> Train:
-    """Reshapes a train, its entries in row-major order, as `numpy.reshape`.
+    """Reshapes a tensor train, its entries in row-major order, as `numpy.reshape`.
 
     Args:
       t: TT or TTMatrix.
@@ -167,7 +167,7 @@ def _cut_on_host(t: TT | TTMatrix, swaps: list[int], bound: int) -> list[Any]:
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any]:
-    """Permutes modes of `permute` in a compiled program: exactly, or with bounded TT-ranks."""
+    """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if bound is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -225,7 +225,7 @@ def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
 
 
 def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
-    """Returns the new shape of a reshape, with −1 replaced by the size that is missing."""
+    """Returns the new shape of a reshaped train, with −1 replaced by the missing size."""
     single = isinstance(shape, int | np.integer)
     asked = [shape] if single else _check.several(name, shape, "mode sizes")
     if not all(isinstance(n, int | np.integer) for n in asked):
@@ -267,7 +267,7 @@ def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
 def _restructured(
     cores: list[Any], asked: Sequence[Pair], cut: Callable[..., Any], hand_on: Callable[..., Any]
 ) -> list[Any]:
-    """Runs the steps that reshape a train; returns the cores of the new modes."""
+    """Carries out the merges and splits that reshape a train; returns the new cores."""
     given = [c.shape[1:3] for c in cores]
     sources, targets, out = list(cores[::-1]), list(asked[::-1]), []
     held = sources.pop()
@@ -322,7 +322,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Callable that `reshape` and `permute` split host cores by, at a given absolute error."""
+    """Callable that splits a reshaped train's matrix in two factors, to an absolute error."""
 
     error: float
 
@@ -334,7 +334,7 @@ class _Truncation(NamedTuple):
 
 
 def _relative(t: TT | TTMatrix, tol: float | None) -> float:
-    """Returns the relative tolerance of a reshape: as asked, or a few times roundoff."""
+    """Returns the relative tolerance of a train's reshape: as asked, or a few times roundoff."""
     if tol is not None:
         return _check.tolerance(tol, t.dtype)
     return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
@@ -349,13 +349,13 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 
 
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
-    """Scales the cores of a reshaped or permuted train back on the host, for `_train`."""
+    """Multiplies a reshaped train's host cores by 2^exponent, and casts them to a dtype."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     return [c.astype(dtype) for c in cores]
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """Builds a reshaped TT or TTMatrix from cores with row and column modes."""
+    """Builds a reshaped TT or TTMatrix from cores that have row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(copied(cores)))
@@ -370,7 +370,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Yields the swaps of neighbouring modes, k with k + 1, by which `permute` moves them."""
+    """Yields the swaps of neighbouring modes, k with k + 1, that permute a train's modes."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)

@@ -74,7 +74,7 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
 
 
 def _joined_on_host(x: TT, y: TT, count: int) -> Any:
-    """Computes a `tensordot` of last with first modes on the host, by NumPy."""
+    """Computes a `tensordot` of one train's last modes with another's first, by NumPy."""
     x, y = jax.tree.map(np.asarray, (x, y))
     with np.errstate(all="ignore"):
         cores, scalar, exponent = _joined(x, y, count)
@@ -114,7 +114,7 @@ def _joined_by_program(x: TT, y: TT, count: int) -> Any:
 
 
 def _joined(x: TT, y: TT, count: int) -> tuple[list[Any], Any, Any]:
-    """Contracts the last modes of one train with the first ones of another, for `tensordot`.
+    """Contracts a train's last modes with another train's first ones, for `tensordot`.
 
     Returns the cores that remain, or a scalar, and the exponent of two that either is to be
     multiplied by.
@@ -132,7 +132,7 @@ def _joined(x: TT, y: TT, count: int) -> tuple[list[Any], Any, Any]:
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts the modes that `tensordot` sums over to a matrix of outer bonds, as (m, e).
+    """Contracts the modes that `tensordot` sums over to a matrix m·2^e between outer bonds.
 
     The smaller one of these two bonds is carried along.
     """

@@ -1,1 +1,1 @@
-"""Tensor completion: trains from samples of their entries."""
+"""Tensor completion: tensor trains from samples of their entries."""

@@ -17,7 +17,7 @@ from tensorjax._cores.unfoldings import Cores
 
 
 class Samples(NamedTuple):
-    """Sampled entries of a completion, grouped by index in each mode for least squares in ALS.
+    """Sampled entries of a tensor, grouped by index in each mode, for completion by ALS.
 
     Attributes:
       values: (N,).
@@ -29,7 +29,7 @@ class Samples(NamedTuple):
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
-    """Groups the samples of a completion by their index in each mode, for ALS."""
+    """Groups the samples of a tensor completion by their index in each mode, for ALS."""
     rows = []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")

@@ -1,4 +1,4 @@
-"""Tensor completion: trains from samples, by ALS or Riemannian conjugate gradients."""
+"""Tensor completion: tensor trains from samples, by ALS or Riemannian conjugate gradients."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ _PATIENCE, _SLOW = 40, 3
 
 @dataclasses.dataclass(frozen=True)
 class CompleteInfo:
-    """Report of a completion: status, errors on fitted and held-out samples, ranks, advice.
+    """Report of a tensor completion: status, fitted and held-out errors, ranks, advice.
 
     Attributes:
       status: "reached" (the error is at most ``tol``, and on held-out samples, if there are any, at
@@ -200,7 +200,7 @@ def complete(
 
 
 def _advice(status: str, fit: "_Fit", method: Method) -> str:
-    """Returns what to try next after a completion, by what its two errors say."""
+    """Returns advice after a tensor completion, by its errors on fitted and held-out samples."""
     if status in _ADVICE:
         return _ADVICE[status]
     if status == "overfit" or fit.unseen > _APART * fit.error:
@@ -279,12 +279,12 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """Error by which completions are compared: on held-out samples if there are any."""
+        """Error by which tensor completions are compared: on held-out samples if there are any."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
 class _Work:
-    """Running tensor completion: samples, options and history of errors."""
+    """State of a running tensor completion: samples, options and history of errors."""
 
     def __init__(
         self, data: _Data, method: Method, ridge: float, tol: float, stop: float, callback: Any
@@ -294,7 +294,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Fits a train at fixed TT-ranks; returns the best iterate and why the iteration ended."""
+        """Fits a train of fixed TT-ranks to samples; returns the best iterate and why it ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -321,7 +321,7 @@ class _Work:
         return best, "max_iterations"
 
     def is_reached(self, fit: _Fit) -> bool:
-        """Whether a completion has the error asked for, and held-out samples do not deny it."""
+        """Whether a tensor completion meets its tolerance, by fitted and held-out samples."""
         if np.isnan(fit.unseen) and _freedom(fit.cores) > len(self.data.fitted.values):
             return False  # whatever the samples are, some train of these ranks fits them
         return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
@@ -337,7 +337,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Fits trains of increasing TT-ranks as long as the error on held-out samples falls."""
+        """Completes a tensor at increasing TT-ranks, as long as the held-out error falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0
@@ -381,7 +381,7 @@ def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) 
 
 
 def _doubled(cores: Cores) -> Cores:
-    """Pads cores in tensor completion to twice their ranks, those of tangent vectors."""
+    """Zero-pads cores to twice their ranks, those of tangent vectors, in tensor completion."""
     last = len(cores) - 1
     pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
             for k, c in enumerate(cores)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""State of a cross approximation under way: its index sets, its train, and its estimated error."""
+"""State of a running cross approximation: index sets, tensor train, and estimated error."""
 
 import math
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _HALF, _QUARTER, _FEW_ENTRIES = 2, 4, 1 << 16
 
 
 class Approximation:
-    """State of a cross approximation: index sets, best train so far, and its estimated error.
+    """State of a cross approximation: index sets, best tensor train, and its estimated error.
 
     Attributes:
       oracle: f.
@@ -82,43 +82,43 @@ class Approximation:
 
     @property
     def sets(self) -> Sets:
-        """Index sets (pivots) from which the train of a cross approximation is built."""
+        """Index sets (pivots) from which the tensor train of a cross approximation is built."""
         if self._sets is None:
             raise RuntimeError("no index sets before the start")
         return self._sets
 
     @property
     def warm(self) -> bool:
-        """Whether a cross approximation starts from a given train."""
+        """Whether a cross approximation starts from a given tensor train."""
         return self._x0 is not None
 
     @property
     def given(self) -> bool:
-        """Whether a cross approximation starts from a given train or from given pivots."""
+        """Whether a cross approximation starts from a given tensor train or from given pivots."""
         return self._x0 is not None or self._pivots is not None
 
     @property
     def jumps(self) -> bool:
-        """Whether the approximated function seems to have jumps (discontinuities)."""
+        """Whether the function of a cross approximation seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
     @property
     def like_exact(self) -> bool:
-        """Whether the approximation is so much better than asked for that it seems to be exact."""
+        """Whether a cross approximation's error is as far below tolerance as if it were exact."""
         return self.options.like_exact(self.estimate.error)
 
     def current(self) -> Cores:
-        """Returns the cores of the present train of a cross approximation."""
+        """Returns the cores of the train that a running cross approximation has now."""
         return self.finish(self.sets.cores())
 
     # Start ---------------------------------------------------------------------------------------
 
     def rescale(self) -> None:
-        """Discards index sets and error of a cross approximation after a change of scale."""
+        """Discards index sets and error of a cross approximation after f was rescaled."""
         self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
 
     def look(self) -> None:
-        """Evaluates f at given pivots, or at more and more random entries while f is zero."""
+        """Searches a nonzero value of f to start `cross` from: at given pivots, or at random."""
         if self._pivots is not None:
             self.oracle.points(self._pivots)
         most = self.options.most_random
@@ -160,7 +160,7 @@ class Approximation:
         return True
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the start of a cross approximation: the largest entry near given pivots."""
+        """Returns the entry where a cross approximation starts: the largest near given pivots."""
         if not offers:
             return point
         oracle = self.oracle
@@ -171,7 +171,7 @@ class Approximation:
         return np.concatenate([first[i], others[j]])
 
     def offer(self, points: np.ndarray, values: np.ndarray, threshold: float | None = None) -> int:
-        """Adds entries with large residuals as pivots; returns the number of those added."""
+        """Adds entries with large residuals as pivots of a cross approximation; counts them."""
         sets, threshold = self.sets, self.threshold if threshold is None else threshold
         if len(self.oracle.shape) > points.shape[1]:
             component = np.abs(entries(self.current(), points) - values).argmax(axis=1)
@@ -185,18 +185,18 @@ class Approximation:
     # Error ---------------------------------------------------------------------------------------
 
     def _floor(self) -> float:
-        """Returns the magnitude of roundoff in the values of the approximated function."""
+        """Returns the magnitude of roundoff in the values of f, for cross approximation."""
         values = float(np.finfo(self.oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self.oracle.largest
 
     def least(self) -> float:
-        """Returns the residual below which new pivots do not help to meet the tolerance."""
+        """Returns the residual below which a pivot is of no use to a cross approximation."""
         part = _NEEDLESS[self.held.rest <= self.options.tol]
         return max(self._floor(), part * self.options.tol * self.held.rms)
 
     def measure(self, *, follow: bool = True) -> Estimate:
-        """Estimates the error of the present train, and keeps the train if it is the best."""
+        """Estimates the error of a cross approximation's train, and stores the best train."""
         cores = self.current()
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -213,12 +213,12 @@ class Approximation:
         return estimate
 
     def measured_anew(self) -> Estimate:
-        """Estimates the error of the present train after the held-out entries changed."""
+        """Estimates a cross approximation's error again after its held-out entries changed."""
         self.estimate = UNKNOWN
         return self.measure()
 
     def holds(self) -> bool:
-        """Whether the error is below tolerance after the held-out entries changed."""
+        """Whether a cross approximation meets its tolerance at changed held-out entries."""
         return self.measured_anew().bound <= self.options.tol
 
     def settle(self, *, more: bool) -> None:
@@ -241,12 +241,12 @@ class Approximation:
 
     @property
     def one_read(self) -> bool:
-        """Whether all entries are evaluated at once, so that no search is needed."""
+        """Whether all entries are evaluated at once, without a search by cross approximation."""
         return self.held.all or self.held.index.shape[1] == 1
 
     @property
     def readable(self) -> bool:
-        """Whether all entries are read in place of a search: then none of them can escape."""
+        """Whether to evaluate a small tensor in full, in place of cross approximation."""
         if self.one_read:
             return self.small
         elements = self.held.size * self.held.values.shape[1]
@@ -254,13 +254,13 @@ class Approximation:
 
     @property
     def small(self) -> bool:
-        """Whether evaluating all entries costs no more than a search that finds nothing."""
+        """Whether evaluating a tensor in full costs no more than a `cross` that finds nothing."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
     @property
     def affordable(self) -> bool:
-        """Whether all entries are read where a search fails: it does not know what it missed."""
+        """Whether a tensor may be evaluated in full where the search of `cross` fails."""
         budget, size = self.options.budget, self.held.size
         most = budget if math.isfinite(budget) else _MOST_READ
         elements = size * self.held.values.shape[1]
@@ -268,23 +268,23 @@ class Approximation:
 
     @property
     def half_read(self) -> bool:
-        """Whether so many entries are known that to evaluate all others costs no more."""
+        """Whether half of a tensor is evaluated, so that `cross` may evaluate the rest too."""
         return self._known(_HALF)
 
     @property
     def quarter_read(self) -> bool:
-        """Whether a tensor is small, and too much of it known for its ranks to be low."""
+        """Whether a quarter of a small tensor is evaluated: too much for low ranks in `cross`."""
         return self.held.size <= _FEW_ENTRIES and self._known(_QUARTER)
 
     def _known(self, part: int) -> bool:
-        """Whether one in ``part`` of all entries is known, and all others may be evaluated too."""
+        """Whether 1/``part`` of a tensor is evaluated, and the budget of `cross` has the rest."""
         size = self.held.size
         few = size <= min(self.options.budget, part * self.oracle.evaluations)
         elements = size * self.held.values.shape[1]
         return self.options.search > 0 and few and elements <= _MOST_ELEMENTS
 
     def whole(self) -> Status:
-        """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""
+        """Evaluates all entries of a tensor and decomposes it by TT-SVD, in place of `cross`."""
         self.held.read_all()
         values = self.held.values.reshape(self.oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -299,12 +299,12 @@ class Approximation:
         return "converged"
 
     def zero(self) -> Status:
-        """Ends a cross approximation that found nothing but zeros, with the zero train."""
+        """Ends a cross approximation that found nothing but zeros, with the zero tensor train."""
         self.cores, self.estimate = self.finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
     def ended(self, status: Status, *, measured: bool = True) -> Status:
-        """Ends a cross approximation that can evaluate f no more, with its best train.
+        """Ends a cross approximation that can evaluate f no more, with its best tensor train.
 
         Args:
           measured: whether the present train is tried too: not if its index sets may be halves.
@@ -319,14 +319,14 @@ class Approximation:
         return status
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant function, with one value per component."""
+        """Returns the cores of a constant train, with one value per component of the function."""
         ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant train of the mean of f, and its estimated error."""
+        """Returns the constant tensor train of f's mean over samples, and its estimated error."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self.finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)

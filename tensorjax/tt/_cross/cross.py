@@ -58,7 +58,7 @@ def cross(
     on_error: Literal["raise", "return"] = "raise",
     resume: CrossInfo | None = None,
 ) -> tuple[TT, CrossInfo]:
-    """Approximates a function of multi-indices or grid points by a train, from few evaluations.
+    """Approximates a function of multi-indices or grid points by a tensor train, from few values.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
     the largest residual (greedy two-site cross interpolation). No entry is evaluated twice, but for
@@ -182,7 +182,7 @@ def cross(
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
-    """Checks `cross`'s options jit, executor and on_error for calls of the function."""
+    """Checks `cross`'s options ``jit``, ``executor`` and ``on_error``; whether errors return."""
     _check.choice("jit", jit, (True, False, "auto"))
     _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
@@ -193,7 +193,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
-    """Checks the option ``resume`` of `cross`: returns the evaluations of an earlier search."""
+    """Checks `cross`'s option ``resume``: returns the record of an earlier search's values."""
     if resume is None:
         return None
     if not isinstance(resume, CrossInfo) or resume.record is None:
@@ -206,14 +206,14 @@ def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
 
 
 def _share(search: Any) -> float:
-    """Checks the option ``search`` of `cross`, a share of evaluations in [0, 1)."""
+    """Checks `cross`'s option ``search``: a share in [0, 1) of evaluations that seek errors."""
     if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
         raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
     return float(search)
 
 
 def _doubt(status: Status, search: Search) -> float:
-    """Returns what `cross` adds to its standard error for parts that held-out entries miss."""
+    """Returns what `cross` adds to its standard error for regions that samples may miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
@@ -315,7 +315,7 @@ def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray 
 
 
 class _Dtype:
-    """Dtype of a cross approximation, asked for or that of f; checks tolerance and range by it."""
+    """Dtype of `cross`'s result, asked for or that of f; checks tolerance and range by it."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle
@@ -336,7 +336,7 @@ class _Dtype:
         _check.tolerance(tol, self.value)
 
     def check_range(self, *, at_end: bool = False) -> None:
-        """Raises ValueError if the values of f are out of the range of the result's dtype.
+        """Raises ValueError if values of f are out of range of the dtype of `cross`'s result.
 
         JAX takes numbers that are not normal ones for zero.
         """
@@ -351,7 +351,7 @@ class _Dtype:
             )
 
     def finish(self, cores: Cores) -> Cores:
-        """Casts cores to the result's dtype and back, so that measured errors include it."""
+        """Rounds cores to the dtype of `cross`'s result, so that measured errors include it."""
         self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
@@ -359,7 +359,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """Casts cores to the dtype of the result, and multiplies them by the scale of f."""
+        """Casts cores to the dtype of `cross`'s result, and multiplies them by the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))

@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Evaluations:
-    """Record of the function calls of `cross`: multi-indices and values, from which it goes on.
+    """Record of the function calls of `cross`: multi-indices and values, from which it resumes.
 
     Attributes:
       held_out: number of entries that the search held out first.
@@ -78,11 +78,11 @@ class Evaluations:
         return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def places(self, keys: list[int]) -> np.ndarray:
-        """Returns for each key its place in the record of evaluations, or −1."""
+        """Finds the positions of multi-index keys in `cross`'s record of values; −1 if absent."""
         return np.array([self._places.get(key, -1) for key in keys], np.int64)
 
     def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
-        """Returns the record with more evaluations; those of keys that it has are left out."""
+        """Returns `cross`'s record of function values with others added, but for known points."""
         new = np.flatnonzero(self.places(keys.tolist()) < 0)
         return dataclasses.replace(
             self,
@@ -93,7 +93,7 @@ class Evaluations:
 
 
 class Calls:
-    """Callable that evaluates a function on a batch of points, by an executor if there is one.
+    """Callable that evaluates a black-box function on a batch of points, by an executor if given.
 
     It gets points of its own, so that one that changes its argument changes nothing else.
     """
@@ -133,14 +133,14 @@ class Calls:
         return values
 
     def done(self) -> list[Any]:
-        """Returns the values that single calls computed before one of their batch failed."""
+        """Returns the function values of a batch that were computed before one call failed."""
         if not isinstance(self._batch, OneByOne) or self._executor is not None:
             return []
         done, self._batch.done = self._batch.done, []
         return done
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
-        """Finds the position of a point at which the function raises an error, by bisection.
+        """Finds the point of a batch at which a black-box function raises an error, by bisection.
 
         Where an executor evaluated the function, its workers do so here too: the function may take
         long, or need what only they have.
@@ -171,7 +171,7 @@ class Calls:
 
 
 class PaddedCalls:
-    """Callable that compiles a JAX function for few batch sizes; others are called as they are.
+    """Callable that compiles a JAX function for few batch sizes, by padding; calls others as is.
 
     Attributes:
       called: whether the function has returned anything yet.
@@ -206,15 +206,15 @@ class PaddedCalls:
         return self._eager(points) if self.called else self._first(points)
 
     def done(self) -> list[Any]:
-        """Returns the values that single calls computed before one of their batch failed."""
+        """Returns the function values of a batch that were computed before one call failed."""
         return self._eager.done()
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
-        """Finds the position of a point at which the function raises an error, or None."""
+        """Finds the point of a batch at which a black-box function raises an error, or None."""
         return self._eager.culprit(error, points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
+        """Evaluates a black-box function on its first batch; notes if it returns JAX arrays."""
         head = self._eager(points if self._vectorized else points[:1])
         self.called = True
         self._is_jax = isinstance(head, jax.Array)
@@ -249,7 +249,7 @@ def _bucket(count: int) -> int:
 
 
 def _of_executor(error: Exception) -> bool:
-    """Whether an executor caused an error: a dead worker, or something that cannot be sent."""
+    """Whether an error came from an executor: a dead worker, or an object it cannot pickle."""
     if isinstance(error, BrokenExecutor | CancelledError | pickle.PicklingError):
         return True
     unsent = isinstance(error, AttributeError | TypeError) and "pickle" in str(error)
@@ -257,7 +257,7 @@ def _of_executor(error: Exception) -> bool:
 
 
 def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) -> str:
-    """Returns advice on an error that f or an executor raised; "" if the error needs none.
+    """Returns advice on an error of the function given to `cross`, or of an executor, or "".
 
     Args:
       shape: of the points, if f raised it for a batch and at no single one of them.
@@ -286,7 +286,7 @@ def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) ->
 
 
 class OneByOne:
-    """Callable that calls a function of one point for all points of a batch, one by one.
+    """Callable that evaluates a function of one point at all points of a batch, one by one.
 
     Attributes:
       done: values at the first points of the last batch in which the function raised an error.
@@ -308,7 +308,7 @@ class OneByOne:
 
 
 def unmasked(values: Any) -> Any:
-    """Puts NaN where a masked array of the function's values is masked: it has no value there."""
+    """Replaces masked entries of a function's values, a NumPy masked array, by NaN."""
     if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
         return values
     wide = values.astype(np.result_type(values.dtype, np.float32))
@@ -316,7 +316,7 @@ def unmasked(values: Any) -> Any:
 
 
 def double(values: np.ndarray) -> np.ndarray:
-    """Converts checked values to float64 or complex128, in memory of their own.
+    """Copies a function's checked values to new arrays of float64 or complex128.
 
     Example:
       >>> import numpy as np
@@ -328,7 +328,7 @@ def double(values: np.ndarray) -> np.ndarray:
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Joins the values that calls of a function returned, for points or batches, to one array.
+    """Joins a black-box function's values, of points or of batches, to one array.
 
     Example:
       >>> import numpy as np
@@ -342,7 +342,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Converts what calls of the function returned to NumPy numbers; ValueError if impossible.
+    """Converts a black-box function's values to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Global search of `cross`: entries anywhere in the tensor that may show errors, and ascents.
+"""Global search of `cross` for entries, anywhere in the tensor, where its train is wrong.
 
 Sweeps look into the blocks of the index sets, held-out entries at random ones of the whole tensor.
 What both miss lies at few entries. Three ways lead there: entries near the index sets, which follow
@@ -63,16 +63,16 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """Longest mode over that of digits, by which searches at edges are shorter."""
+        """Ratio of the longest mode to a digit's, by which `cross` shortens searches at jumps."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
     def a_climb(self) -> int:
-        """Least number of evaluations of one mode-wise ascent: two sweeps over all modes."""
+        """Least number of evaluations of f in one mode-wise ascent: two sweeps over all modes."""
         return 2 * sum(self._oracle.shape)
 
     def random(self, count: int) -> np.ndarray:
-        """Draws multi-indices (count, d) uniformly from the whole tensor."""
+        """Draws uniform multi-indices (count, d) of a tensor, to search for errors of `cross`."""
         shape = self._oracle.shape[: self._held.index.shape[1]]
         return self._rng.integers(0, shape, (count, len(shape)))
 
@@ -115,7 +115,7 @@ class GlobalSearch:
         *,
         many: bool,
     ) -> np.ndarray:
-        """Finds multi-indices on both sides of jumps in a cross approximation's train.
+        """Finds multi-indices on both sides of jumps in a cross approximation's tensor train.
 
         Args:
           left: left[k] (r, k) multi-indices, before mode k.
@@ -149,7 +149,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
-        """Returns corners of boxes of the tensor, at which a jump inside a box would show.
+        """Returns corners of boxes of a tensor, at which `cross` sees jumps inside the boxes.
 
         The entries that begin with one row are a box, on digits of a grid a small one, and those
         that go on with first or last indices are its corners. If f jumps inside the box, corners
@@ -182,7 +182,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
-        """Draws patterns of zeros and ones that select corners: first or last index per mode."""
+        """Draws 0/1 patterns that select corners of a tensor: first or last index per mode."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
         place = np.arange(first, modes)
@@ -191,7 +191,7 @@ class GlobalSearch:
         return np.where(place >= switch, 1 - ends, ends)
 
     def tops(self) -> np.ndarray:
-        """Finds local maxima of |f| by mode-wise ascent from random entries."""
+        """Finds local maxima of a tensor's entries |f| by mode-wise ascent from random entries."""
         oracle, modes = self._oracle, self._held.index.shape[1]
         count = np.clip(self._most // self.a_climb, _LEAST_CLIMBS, _CLIMBS)
         starts = self._held.not_zero(int(min(count, oracle.left // (4 * self.a_climb))))
@@ -225,7 +225,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs to a local maximum of |f| in the global search, along one mode after the other."""
+    """Climbs to a local maximum of a tensor's entries |f|, along one mode after the other."""
     best = -1.0
     point = point.copy()
     while True:
@@ -243,7 +243,7 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
 def climbed_errors(
     oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int, *, relative: bool = False
 ) -> np.ndarray:
-    """Climbs in the global search from entries (m, d) to larger errors, mode after mode.
+    """Climbs from entries (m, d) to larger errors of a cross approximation, mode after mode.
 
     All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
     fibres cost r² each.
@@ -295,7 +295,7 @@ class _Fibres:
         self._cores = cores
 
     def start(self, points: np.ndarray) -> None:
-        """Computes the vectors right of all modes through entries (m, d)."""
+        """Contracts, for fibres through entries (m, d), the core slices right of every mode."""
         self._right = [np.ones((len(points), 1))]
         for k in range(points.shape[1] - 1, 0, -1):
             slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
@@ -303,17 +303,17 @@ class _Fibres:
         self._left = np.ones((len(points), 1))
 
     def values(self, k: int) -> np.ndarray:
-        """Computes the fibres of mode k, (m, n_k); all modes before it must have been taken."""
+        """Evaluates a train's fibres along mode k, (m, n_k), with the modes before k fixed."""
         self._rows = absorb(self._left, self._cores[k])  # (entries, n, r)
         return (self._rows * self._right.pop()[:, None]).sum(axis=2)
 
     def take(self, index: np.ndarray) -> None:
-        """Goes on to the next mode at given indices (m,) of this one."""
+        """Fixes the indices (m,) of a mode, and moves on to the train's fibres along the next."""
         self._left = self._rows[np.arange(len(index)), index]
 
 
 def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:
-    """Evaluates fibres of mode k through entries, (m, n_k), in a global search for errors."""
+    """Evaluates f along fibres of mode k through entries, (m, n_k), to search `cross`'s errors."""
     n = oracle.shape[k]
     index = np.repeat(points, n, axis=0)
     index[:, k] = np.tile(np.arange(n), len(points))

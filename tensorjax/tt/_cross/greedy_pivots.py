@@ -1,4 +1,4 @@
-"""Greedy cross interpolation: nested index sets of a train, grown pivot by pivot.
+"""Greedy cross interpolation: nested index sets of a tensor train, grown pivot by pivot.
 
 Bond k = 0 … d lies left of mode k. Its *left set* holds r_k multi-indices of the modes before it,
 its *right set* as many of the modes after it. Core k of the interpolation needs the *fibres*
@@ -38,7 +38,7 @@ class Sets:
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Builds index sets with one pivot per bond, all from one entry, which must not be zero."""
+        """Builds cross interpolation's index sets: one pivot per bond, from one nonzero entry."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of the function at the first greedy pivot."""
+        """Absolute value of f at the first pivot of a greedy cross interpolation."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """Returns the largest entry's multi-index on the fibres through the first greedy pivot."""
+        """Returns the multi-index of f's largest entry on fibres through the first greedy pivot."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -70,13 +70,13 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Builds the cores of the train that interpolates the tensor at its greedy pivots."""
+        """Builds the cores of the train that interpolates a tensor at its greedy pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches one bond's block of the tensor for large residuals, and adds pivots there.
+        """Searches one bond's unfolding for large residuals of `cross`, and adds pivots there.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -117,7 +117,7 @@ class Sets:
         return level, len(block.pivots)
 
     def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
-        """Adds pivots at one bond from given right multi-indices with large residuals.
+        """Adds pivots of cross interpolation at one bond, at given right multi-indices.
 
         Returns:
           The number of pivots added at bond k.
@@ -150,7 +150,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Returns the row multi-indices of a block in which greedy pivots are sought."""
+        """Returns the row multi-indices of the unfolding where `cross` seeks greedy pivots."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -158,7 +158,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Returns the column multi-indices of a block in which greedy pivots are sought."""
+        """Returns the column multi-indices of the unfolding where `cross` seeks greedy pivots."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -166,7 +166,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """Builds the block (unfolding) of one bond, in which pivots are sought."""
+        """Builds the unfolding of a tensor at one bond, in which greedy pivots are sought."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -177,7 +177,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Locates pivots that were added from outside among the columns of a bond's block."""
+        """Finds the columns of a bond's unfolding that are pivots given to `cross` from outside."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -189,14 +189,14 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two matrices whose product interpolates a block at its greedy pivots."""
+        """Returns factors of the cross interpolation of a bond's unfolding at its pivots."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
     def _probes(
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws random entries of the block of a bond, off the rows and columns of its pivots."""
+        """Draws random entries of a bond's unfolding, off rows and columns of `cross`'s pivots."""
         i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
@@ -213,7 +213,7 @@ class Sets:
         before: np.ndarray,
         after: np.ndarray,
     ) -> None:
-        """Adds pivots at one bond to the nested index sets, and the fibres through them.
+        """Adds pivots at one bond to cross interpolation's nested index sets, and their fibres.
 
         Args:
           picked: (q,) their places in left set k − 1 × mode k − 1.
@@ -267,7 +267,7 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Computes the error of a cross interpolation at entries (i, j), before new pivots."""
+        """Computes the error of a cross interpolation at entries (i, j) of a bond's unfolding."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
@@ -277,7 +277,7 @@ class _Block:
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j or row i of a block; False if its residual is too small."""
+        """Adds a cross interpolation's pivot in column j or row i, unless the residual is small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -301,7 +301,7 @@ class _Block:
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates the function on column j of a block; returns values and residuals."""
+        """Evaluates column j of a tensor's unfolding: returns its values and its residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -309,7 +309,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates the function on row i of a block; returns values and residuals."""
+        """Evaluates row i of a tensor's unfolding: returns its values and its residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:
@@ -342,7 +342,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns distinct multi-indices that are no pivots of the greedy interpolation yet."""
+    """Returns distinct multi-indices that are no pivots of a greedy cross interpolation yet."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])

@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Upper bound of an estimated error: two standard errors above the estimate."""
+        """Upper bound of a cross approximation's error: two standard errors above the estimate."""
         return self.error + 2 * self.std
 
 
@@ -96,7 +96,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Evaluates all entries of the tensor and holds them out, so that errors are exact."""
+        """Evaluates all entries of a tensor as held-out ones, which makes error estimates exact."""
         index = self._every()
         parts = [self._oracle.points(index[k : k + _READ]) for k in range(0, len(index), _READ)]
         self.values = np.concatenate(parts)
@@ -105,7 +105,7 @@ class HeldOut:
         self._weigh()
 
     def extend(self, count: int) -> None:
-        """Adds uniformly random entries of the whole tensor to the held-out entries."""
+        """Adds uniformly random entries of a tensor to the held-out entries of `cross`."""
         if self.all:  # an entry held out twice would count twice
             return
         index = self._draw(count)
@@ -116,7 +116,7 @@ class HeldOut:
         self._weigh()
 
     def replace(self, places: np.ndarray) -> None:
-        """Replaces held-out entries that became pivots by new random ones."""
+        """Replaces held-out entries of `cross` that became pivots by new random ones."""
         if self.all:
             return
         inside = places[places < self.uniform]
@@ -131,18 +131,18 @@ class HeldOut:
         self._weigh()
 
     def reread(self) -> None:
-        """Updates the values of held-out entries after a change of the function's scale."""
+        """Updates the values of `cross`'s held-out entries after the function was rescaled."""
         self.index, self._former = self.index[: self.uniform], []
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
 
     def renew(self) -> None:
-        """Replaces all random held-out entries by new random ones."""
+        """Replaces all random held-out entries of `cross` by new random ones."""
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
-        """Adds held-out entries drawn from the train if the present ones miss where it is large.
+        """Adds held-out entries drawn from a tensor train if others miss its large entries.
 
         Returns:
           Whether the entries are others now.
@@ -153,7 +153,7 @@ class HeldOut:
         return self.mix(cores)
 
     def mix(self, cores: Cores) -> bool:
-        """Adds held-out entries drawn from the train with probability |t|² / ‖t‖²."""
+        """Adds held-out entries drawn from the tensor train with probability |t|² / ‖t‖²."""
         if self.all:
             return False
         source = Sampler(cores)
@@ -170,7 +170,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Computes the importance weights of held-out entries, random and drawn ones."""
+        """Computes importance weights of `cross`'s held-out entries, random and drawn ones."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -179,7 +179,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the terms w |f|² and |f|² of held-out entries, normalised by their maxima."""
+        """Returns w |f|² and |f|² at `cross`'s held-out entries, each divided by its maximum."""
         right = squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -190,17 +190,17 @@ class HeldOut:
 
     @property
     def plain(self) -> bool:
-        """Whether all held-out entries are uniformly random, none drawn from a train."""
+        """Whether all held-out entries are uniformly random, none drawn from a tensor train."""
         return self._source is None
 
     @property
     def enough(self) -> float:
-        """Least number of held-out entries that must carry the norm of f for a reliable error."""
+        """Least number of held-out entries to carry the norm of f, for `cross` to be reliable."""
         return min(TELLING, self.uniform / 2)
 
     @property
     def jumps(self) -> bool:
-        """Whether the function seems to have jumps, as its held-out values are few or equal."""
+        """Whether f seems to have jumps: few distinct values at `cross`'s held-out entries."""
         values = self.values[: self.uniform]
         levels, counts = np.unique(values, axis=0, return_counts=True)
         common = levels[counts.argmax()]
@@ -213,11 +213,11 @@ class HeldOut:
 
     @property
     def constant(self) -> bool:
-        """Whether the function has one value at all random held-out entries."""
+        """Whether f has one value at all of `cross`'s random held-out entries."""
         return bool((self.values[: self.uniform] == self.values[0]).all())
 
     def unseen(self, *, elsewhere: bool) -> float:
-        """Returns the standard error that remains where a function that jumps was not sampled.
+        """Returns the standard error of `cross` that remains where f with jumps was not sampled.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -233,25 +233,25 @@ class HeldOut:
 
     @property
     def share(self) -> float:
-        """Fraction of a tensor's entries that carries its norm, estimated by held-out ones."""
+        """Share of a tensor's entries that carry its norm, estimated by `cross`'s held-out ones."""
         terms, right, largest = self._terms()
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
     def rms(self) -> float:
-        """Root mean square of a tensor's entries, estimated by held-out ones."""
+        """Root mean square of a tensor's entries, estimated by `cross`'s held-out ones."""
         terms, _, largest = self._terms()
         top = math.sqrt(float(squares(self.values).max()))
         return top * math.sqrt(largest * float(terms.sum()))
 
     @property
     def missing(self) -> float:
-        """Number of held-out entries to add, to detect an equally small part of f elsewhere."""
+        """Number of held-out entries to add to `cross`, to detect an equally small part of f."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
-        """Whether the norms of the train and of the tensor agree, by the held-out entries."""
+        """Whether the norms of train and tensor agree at the held-out entries of `cross`."""
         right = squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))
@@ -261,7 +261,7 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def exact(self, cores: Cores) -> bool:
-        """Whether a train equals f up to roundoff at every random entry, small or large.
+        """Whether a tensor train equals f up to roundoff at every random entry, small or large.
 
         Then it has found all of f that has a tail: another peak, as small as the one found, would
         be far above the roundoff of the small values that random entries meet.
@@ -274,33 +274,33 @@ class HeldOut:
         return bool((self.wrong(cores, index, values) <= _EXACT * roundoff * size).all())
 
     def places(self, point: np.ndarray) -> np.ndarray:
-        """Returns the positions of a multi-index among the held-out entries."""
+        """Finds the positions of a multi-index among the held-out entries of `cross`."""
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
-        """Computes squared errors of a train at the first ``count`` held-out entries, or at all."""
+        """Computes squared errors of a tensor train at all or the first held-out entries."""
         wrong = squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
 
     def with_former(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns multi-indices and values of held-out entries, those that were replaced too."""
+        """Returns all held-out entries of `cross`, the replaced ones too: multi-indices, values."""
         index, values = zip((self.index, self.values), *self._former, strict=True)
         return np.concatenate(index), np.concatenate(values)
 
     def not_zero(self, count: int) -> np.ndarray:
-        """Returns at most ``count`` held-out multi-indices at which the function is not zero."""
+        """Returns at most ``count`` of `cross`'s held-out multi-indices at which f is not zero."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Computes the absolute errors of a train at multi-indices with known values."""
+        """Computes the absolute errors of a tensor train at multi-indices with known values."""
         return np.sqrt(squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """Estimates the error of a train, from a quarter of the held-out entries if it is large."""
+        """Estimates the error of a tensor train, from few held-out entries if it is large."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -309,7 +309,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """Estimates the relative error of a train, and its standard error, at held-out entries."""
+        """Estimates a tensor train's relative error at held-out entries, and its deviation."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)

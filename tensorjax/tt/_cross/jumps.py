@@ -1,4 +1,4 @@
-"""Search for jumps of `cross`'s train: pairs of neighbouring entries between which it jumps.
+"""Search for jumps of `cross`'s tensor train: pairs of neighbouring entries between which it jumps.
 
 A function that jumps is right nearly everywhere once its train has the right ranks, and wrong next
 to the edges, which the train has at slightly wrong places. The train itself says where its edges
@@ -28,7 +28,7 @@ _SHARP = 30
 def edges(
     cores: Cores, starts: np.ndarray, sizes: np.ndarray, least: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds pairs of neighbouring entries between which a train jumps, by bisection along lines.
+    """Finds neighbouring entries between which a tensor train jumps, by bisection along lines.
 
     Args:
       starts: (m, d) entries, one line through each.
@@ -79,7 +79,7 @@ def edges(
 def _beside(
     cores: Cores, low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-    """Returns how much the train changes next to jumps: one step beyond pairs of neighbours.
+    """Computes a tensor train's change one step beyond pairs of entries that it jumps between.
 
     Between the neighbours of the pair, and between the pairs of which only the indices up to the
     one that differs are other ones, by one: where a line runs through several coordinates, those
@@ -116,7 +116,7 @@ def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 def _middle(
     low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bisects a line on which a jump lies: returns the two neighbouring entries half way."""
+    """Bisects a line on which a train jumps: returns the two neighbouring entries half way."""
     rows = np.arange(len(low))
     mode = (low != high).argmax(axis=1)
     index = (low[rows, mode] + high[rows, mode]) // 2
@@ -128,7 +128,7 @@ def _middle(
 
 
 def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) -> np.ndarray:
-    """Returns the next entries on lines along which a train may jump; at the ends, the same."""
+    """Returns the next entries on lines along which a tensor train may jump, not past the ends."""
     out, going = at.copy(), np.ones(len(at), bool)
     for k in reversed(range(at.shape[1])):
         here = going & line[:, k]
@@ -139,7 +139,7 @@ def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) ->
 
 
 def _drawn(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws the part of each line in which the search for a jump goes on, by its changes."""
+    """Draws the part of each line that is searched next for a train's jump, by its change."""
     weights = np.cumsum(parts, axis=0)
     return np.minimum((weights <= rng.random(len(parts.T)) * weights[-1]).sum(axis=0), 2)
 

@@ -71,5 +71,5 @@ class Options:
     callback: Callable[[CrossProgress], Any] | None
 
     def like_exact(self, error: float) -> bool:
-        """Whether a train with this error of `cross` is so much better than asked as if exact."""
+        """Whether an error of `cross` is so far below tolerance that its train seems exact."""
         return error <= _LIKE_ZERO * self.tol

@@ -1,4 +1,4 @@
-"""Report of `cross`: status, error, what was searched, and advice in words."""
+"""Report of `cross`: status, error, where f was searched for errors, and advice in words."""
 
 import dataclasses
 

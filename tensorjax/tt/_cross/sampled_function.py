@@ -26,19 +26,19 @@ _IN_RANGE, _SQUARABLE = 100, 200
 
 
 class BudgetExhausted(Exception):
-    """Exception of a sampled function: the evaluations would exceed the budget of `cross`."""
+    """Exception of a function sampled by `cross`: evaluations would exceed the budget."""
 
 
 class Rescaled(Exception):
-    """Exception of a sampled function: values so large that earlier ones were rescaled."""
+    """Exception of a function sampled by `cross`: earlier values were rescaled for a large one."""
 
 
 class FunctionFailed(Exception):
-    """Exception of a sampled function: f failed, and that is to end the search."""
+    """Exception of a function sampled by `cross`: it failed, which ends the search."""
 
 
 class Part(NamedTuple):
-    """Left or right parts of multi-indices of a sampled function, with keys of its known values.
+    """Left or right parts of multi-indices of a function sampled by `cross`, with flat offsets.
 
     Attributes:
       index: (m, k) multi-indices.
@@ -107,7 +107,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function at its first multi-indices; finds how many components it has."""
+        """Evaluates a function for `cross` for the first time; finds the number of components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -116,29 +116,29 @@ class Oracle:
 
     @property
     def programs(self) -> set[int]:
-        """Batch sizes for which the sampled function was compiled."""
+        """Batch sizes for which the function sampled by `cross` was compiled."""
         return self._calls.programs
 
     @property
     def left(self) -> float:
-        """Number of evaluations of the function that the budget still allows."""
+        """Number of evaluations of f that the budget of `cross` still allows."""
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function at multi-indices: returns (m, 1) or (m, components)."""
+        """Evaluates the function of `cross` at multi-indices: (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])
 
     def known(self, index: np.ndarray) -> np.ndarray:
-        """Returns for each multi-index whether its value is in the cache."""
+        """Returns for each multi-index whether f's value is in the cache of `cross`."""
         keys = self.part(index, 0).keys.tolist()
         return np.fromiter((key in self._rows for key in keys), bool, len(keys))
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Builds the `Part` of given indices (m, k) of the modes from ``first`` on."""
+        """Builds parts (m, k) of `cross`'s multi-indices, from mode ``first`` on."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the function at m entries, each given by a left and a right part."""
+        """Evaluates the function of `cross` at m entries, each of a left and a right part."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -147,7 +147,7 @@ class Oracle:
         return self._picked(values, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the function at all combinations of left and right parts, as a matrix."""
+        """Evaluates the function of `cross` at all pairs of left and right parts, as a matrix."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -163,7 +163,7 @@ class Oracle:
         return values[np.arange(len(values)), component] if self._components else values[:, 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the values of entries from the cache; evaluates the function at missing ones.
+        """Returns values of f from the cache of `cross`; evaluates f at missing entries.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -198,7 +198,7 @@ class Oracle:
         return out
 
     def _keep(self, keys: list[int], values: np.ndarray) -> None:
-        """Stores values in the cache, which is emptied first if it would become too large."""
+        """Caches values of f for `cross`; empties the cache first if it is too large."""
         first = len(self._rows)
         if first + len(keys) > self._cache:
             self._rows, self._values, first = {}, self._values[:0], 0
@@ -215,7 +215,7 @@ class Oracle:
         self._rows.update(zip(keys, range(first, total), strict=True))
 
     def _count(self, values: np.ndarray, index: np.ndarray) -> None:
-        """Counts new evaluations, and records the largest value and its multi-index."""
+        """Counts evaluations of f by `cross`, and records the largest value and its index."""
         self.evaluations += len(values)
         sizes = np.abs(values)
         if (largest := float(sizes.max())) > self.largest:
@@ -224,7 +224,7 @@ class Oracle:
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
     def again(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function once more at known multi-indices: (m, 1) or (m, components)."""
+        """Evaluates the function of `cross` again at known multi-indices, to see if it changes."""
         values = self._evaluated(index, self.part(index, 0).keys.tolist())
         self.evaluations += len(index)
         return linalg.scaled(values, -self.exponent)
@@ -232,7 +232,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
-        """Evaluates the function at new multi-indices; returns also if old values were rescaled."""
+        """Evaluates the function of `cross` at new multi-indices; tells if others were rescaled."""
         if self._record is None:
             values = self._evaluated(index, keys)
         else:
@@ -255,7 +255,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _evaluated(self, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Evaluates the function at multi-indices in batches, and checks its values."""
+        """Evaluates the function of `cross` at multi-indices in batches, and checks its values."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -275,7 +275,7 @@ class Oracle:
         return values
 
     def _save(self, keys: list[int], values: np.ndarray) -> None:
-        """Adds finite values of a batch that failed to the record of evaluations."""
+        """Adds the finite values of a failed batch to `cross`'s record of evaluations."""
         finite = np.flatnonzero(np.isfinite(values).all(axis=1))
         if not finite.size:
             return
@@ -286,7 +286,7 @@ class Oracle:
             self._record = self._record.more(*kept, self.dtype)
 
     def _positions(self, keys: list[int]) -> np.ndarray:
-        """Converts keys to an array of 64 bits, or of Python integers where those are too few."""
+        """Converts flat positions of tensor entries to an array: int64, or Python integers."""
         return np.array(keys, self._strides.dtype)
 
     def _recorded(self, keys: np.ndarray, values: np.ndarray, held_out: int) -> Evaluations:
@@ -295,14 +295,14 @@ class Oracle:
         return Evaluations(shape, held_out, keys, values, components, self.dtype)
 
     def record(self, held_out: int) -> Evaluations:
-        """Returns all values of the function that are known, for a search that goes on."""
+        """Returns all known values of a sampled function as a record, to resume `cross` from."""
         values = linalg.scaled(self._values[: len(self._rows)], self.exponent)
         out = self._recorded(self._positions(list(self._rows)), values, held_out)
         old = self._record
         return out if old is None else out.more(old.keys, old.values, old.dtype)
 
     def _piece(self, points: np.ndarray, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Evaluates the function on one batch; checks its values and casts them to double."""
+        """Evaluates the function of `cross` on one batch; checks values and casts to double."""
         first = 0 if self._calls.called else 1  # the first call of all is of one point
         try:
             out = self._calls(points)
@@ -317,7 +317,7 @@ class Oracle:
         return self._checked(out, points)
 
     def _checked(self, out: Any, points: np.ndarray) -> np.ndarray:
-        """Checks the shape of a function's values at points, and casts them to double."""
+        """Checks the shape of values of the function of `cross`, and casts them to double."""
         values = numbers(np.asarray(out))
         kinds = "(batch,) or (batch, components)"
         if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
@@ -343,13 +343,13 @@ class Oracle:
         return wide.reshape(len(points), -1)
 
     def _found(self, kind: Any) -> None:
-        """Widens the dtype of the function's values to one that was found."""
+        """Widens the dtype of the function of `cross` to hold newly returned values."""
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
 
     def _name(
         self, error: Exception, points: np.ndarray, index: np.ndarray, at: int | None
     ) -> None:
-        """Adds to an error of the function the multi-index at which it was raised."""
+        """Adds to an error of the function of `cross` the multi-index that raised it."""
         if isinstance(error, NOT_TRACEABLE):
             return
         at = self._calls.culprit(error, points) if at is None else at

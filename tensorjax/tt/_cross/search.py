@@ -1,4 +1,4 @@
-"""Search of `cross`: sweeps that add greedy pivots, until held-out entries show the error asked."""
+"""Search of `cross`: sweeps add greedy pivots until held-out entries meet the tolerance."""
 
 import math
 import time
@@ -106,11 +106,11 @@ class Search:
 
     @property
     def doubt(self) -> float:
-        """Standard error that parts of a function that jumps may have, where it was not sampled."""
+        """Standard error that `cross` adds for unsampled regions of a function with jumps."""
         return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
 
     def _unsteady(self) -> float:
-        """Measures how much f changes when evaluated again, over its root mean square."""
+        """Measures how much f changes when `cross` evaluates it again, relative to its rms."""
         index = self.held.index[:_AGAIN]
         change = np.abs(self._oracle.again(index) - self.held.values[: len(index)]).max()
         part = float(change) / (self.held.rms or 1.0)
@@ -135,11 +135,11 @@ class Search:
         return self._read_after(self._sweep_on(self.fit.sets))
 
     def _first_fits(self) -> bool:
-        """Whether the train through the first pivot, of rank one, meets the tolerance."""
+        """Whether a rank-one train through the first pivot meets the tolerance of `cross`."""
         return self._measured().bound <= self.tol
 
     def _measured(self) -> Estimate:
-        """Estimates the error of the present train, at more entries if too few tell."""
+        """Estimates the error of `cross`'s tensor train, at more held-out entries if in doubt."""
         estimate = self.fit.measure()
         more = min(self._options.wanted - self.held.uniform, self._oracle.left)
         if estimate.error <= self.tol < estimate.bound and more >= 1:
@@ -149,7 +149,7 @@ class Search:
         return estimate
 
     def _read_after(self, status: Status) -> Status:
-        """Reads all entries after a search that does not know its error, if they are few enough."""
+        """Evaluates a tensor in full, if small enough, after a search of unknown error."""
         fit = self.fit
         if status == "converged" and self.doubt > self.tol and not fit.like_exact:
             status = "unseen"
@@ -164,7 +164,7 @@ class Search:
             return status
 
     def _read(self) -> Status | None:
-        """Reads all entries while a search is under way; None if f fails at one of them."""
+        """Evaluates a tensor in full during a search of `cross`; None if f fails at an entry."""
         if self._fails:
             return None
         try:
@@ -207,7 +207,7 @@ class Search:
         return "max_sweeps"
 
     def _swept(self, sets: Sets, bonds: range) -> tuple[float, int]:
-        """Adds pivots bond by bond in one sweep; a last sweep ends once the tolerance is met.
+        """Adds pivots of `cross` bond by bond in one sweep; a last sweep ends at the tolerance.
 
         Returns:
           The largest residual that was met, and the number of pivots added.
@@ -224,7 +224,7 @@ class Search:
         return level, added
 
     def _offer_wrong(self, level: float) -> int:
-        """Adds held-out entries of largest error as pivots, if sweeps find no such errors."""
+        """Adds the held-out entries of largest error as pivots of `cross`, if sweeps miss them."""
         hidden = _HIDDEN * max(level, self.fit.threshold)
         wrong = self.held.errors(self.fit.current())
         few = max(1, min(_OFFERED, max(self.fit.sets.ranks) // 2))

@@ -1,4 +1,4 @@
-"""Entries of trains at many multi-indices, and draws by the Born rule, for `cross`."""
+"""Entries of tensor trains at many multi-indices, and draws by the Born rule, for `cross`."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ def squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates the train of a running `cross` at multi-indices: (m, 1) or (m, components).
+    """Evaluates the tensor train of a running `cross` at multi-indices: (m, 1) or (m, components).
 
     Cores far from one are scaled by powers of two, so that products of them are in range.
     """
@@ -49,7 +49,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def magnitudes(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Sums the absolute values of all terms of train entries, to bound roundoff in `cross`.
+    """Sums the absolute values of all terms of tensor train entries, to bound roundoff in `cross`.
 
     Roundoff in an entry is about eps times this; the entry itself may be far smaller than others.
 
@@ -78,7 +78,7 @@ def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
 
 
 def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
-    """Whether `cross` merges two cores into a table to evaluate so many entries."""
+    """Whether `cross` should merge two cores into a table before it evaluates train entries."""
     (left, n, bond), (_, m, right) = a.shape, b.shape
     saved = entries * (left * bond + bond * right - left * right)
     # The first and the last core are tables, of which rows are picked.
@@ -101,7 +101,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """Sampler of train entries for `cross`: draws multi-indices with probability |t|² / ‖t‖².
+    """Sampler of tensor train entries for `cross`, of multi-indices with density |t|² / ‖t‖².
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.
@@ -137,6 +137,6 @@ class Sampler:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the log probabilities by the Born rule of a train's entries, for `cross`."""
+        """Computes log-probabilities by the Born rule of a tensor train's entries."""
         with np.errstate(divide="ignore"):
             return np.log(squares(entries(self._cores, index)))

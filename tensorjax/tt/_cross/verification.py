@@ -1,4 +1,4 @@
-"""Verification of a train of `cross` that met the tolerance, by a search for large errors."""
+"""Verification of a tensor train of `cross` that met its tolerance: search for large errors."""
 
 import math
 
@@ -67,7 +67,7 @@ class Verification:
 
     @property
     def _least(self) -> float:
-        """Least error of an entry that contradicts the estimated error.
+        """Smallest error of one entry that refutes a cross approximation's estimated error.
 
         If few entries carry the norm of f, less at one of them is above the tolerance already.
         """
@@ -77,11 +77,11 @@ class Verification:
 
     @property
     def _many(self) -> bool:
-        """Whether to check many entries near jumps, as the function seems to have some."""
+        """Whether `cross` should check many entries near jumps, which f seems to have."""
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Decides whether a cross approximation converged, by a search for large errors.
+        """Decides by a search for large errors whether a cross approximation has converged.
 
         Args:
           level: the largest residual that the last sweep met.
@@ -98,7 +98,7 @@ class Verification:
         return status
 
     def _verdict(self, level: float) -> Status | None:
-        """Decides as `verdict` does, by the held-out entries known so far, and by others."""
+        """Decides whether a cross approximation converged, by its held-out and other entries."""
         fit, held = self._fit, self._fit.held
         if level > self._least:
             if self._many and self._harmless():
@@ -145,7 +145,7 @@ class Verification:
         return "unseen" if status and (fit.rare or self._surprised) else status
 
     def _harmless(self) -> bool:
-        """Whether held-out entries alone show that errors at edges are below a coarse tolerance.
+        """Whether held-out entries show that errors of `cross` at jumps are below tolerance.
 
         An edge is never found to the last cell where ranks are as high as the grid is fine; at a
         tolerance of 1e-2, a few thousand entries tell that the cells that are wrong are too few.
@@ -160,7 +160,7 @@ class Verification:
         return fit.holds()
 
     def _unbiased(self) -> bool:
-        """Whether the error is below tolerance at entirely new held-out entries.
+        """Whether a cross approximation meets its tolerance at entirely new held-out entries.
 
         Wrong ones were taken out, and those that are left are right more often than others.
         """
@@ -181,7 +181,7 @@ class Verification:
         return fit.holds()
 
     def _more(self) -> bool:
-        """Whether the error is below tolerance with more held-out entries than before."""
+        """Whether a cross approximation meets its tolerance at more held-out entries."""
         held = self._fit.held
         more = min(self._fit.options.asked - held.uniform, self._fit.oracle.left)
         known = self._fit.oracle.evaluations
@@ -197,7 +197,7 @@ class Verification:
         return self._fit.holds()
 
     def _wrong_at_edges(self, cores: Cores) -> bool:
-        """Searches for errors beside jumps and at corners; returns whether there are any."""
+        """Searches a tensor train of `cross` for errors beside jumps and at corners."""
         fit, sets = self._fit, self._fit.sets
         many = self._many
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
@@ -207,7 +207,7 @@ class Verification:
         return wrong
 
     def _wrong_above(self, cores: Cores) -> bool:
-        """Climbs from a held-out error far above the others, even if small, to a larger one.
+        """Climbs from a held-out error of `cross` that stands out to larger errors; True if any.
 
         Where the train is exact, errors are beside the roundoff in the train's entry: the tail of a
         peak is far above it where all else that f consists of is small.
@@ -231,7 +231,7 @@ class Verification:
         return False
 
     def _stands_out(self, wrong: np.ndarray, least: float, times: float) -> bool:
-        """Whether the largest of some errors is far above all but the TELLING largest ones."""
+        """Whether the largest error of `cross` is far above all but the few largest ones."""
         largest = float(wrong.max())
         if not largest > least:
             return False
@@ -239,7 +239,7 @@ class Verification:
         return float((rest**2).sum()) * times**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
-        """Searches for errors near the index sets; returns whether there are any."""
+        """Searches a tensor train of `cross` for errors near its index sets."""
         sets = self._fit.sets
         rounds = _ROUNDS if self._search.coarseness == 1 else _FEWER_ROUNDS
         for _ in range(rounds if self._many else 1):
@@ -251,7 +251,7 @@ class Verification:
         return False
 
     def _wrong_at_random(self, cores: Cores) -> bool:
-        """Searches for errors of a function that jumps at random entries of the whole tensor."""
+        """Searches `cross`'s errors of a function with jumps at random entries of the tensor."""
         fit, oracle, tol = self._fit, self._fit.oracle, self._fit.options.tol
         least = _IF_CONSTANT * fit.held.uniform if fit.held.constant else 0
         most = max(_AT_RANDOM * oracle.evaluations, least)
@@ -268,7 +268,7 @@ class Verification:
         return False
 
     def _wrong_elsewhere(self, cores: Cores) -> bool:
-        """Searches for errors at random entries, and climbs from the worst of them."""
+        """Searches a tensor train of `cross` for errors at random entries, by ascents."""
         if self._wrong_at_random(cores):
             return True
         search, oracle, held = self._search, self._fit.oracle, self._fit.held
@@ -287,7 +287,7 @@ class Verification:
         return False
 
     def _found_wrong(self, cores: Cores, points: np.ndarray, least: float | None = None) -> bool:
-        """Searches given entries for errors above ``least``; adds such entries as pivots."""
+        """Searches given entries for errors of `cross` above ``least``, which become pivots."""
         fit, oracle = self._fit, self._fit.oracle
         points = points[: int(min(len(points), oracle.left))]
         if not len(points):
@@ -305,7 +305,7 @@ class Verification:
         return worst.size > 0
 
     def _met(self) -> Status | None:
-        """Adds held-out entries until they would detect an equally small part of f elsewhere."""
+        """Adds held-out entries of `cross` until they would detect an equal part of f elsewhere."""
         held = self._fit.held
         while held.missing > 0 and not held.all:
             more = min(

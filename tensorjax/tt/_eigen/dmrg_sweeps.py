@@ -1,4 +1,4 @@
-"""DMRG sweeps on host arrays: one local eigenproblem after the other, from left to right.
+"""DMRG sweeps on NumPy arrays: solve a local eigenproblem at each site from left to right.
 
 A sweep starts with its centre at the first core and all others right-orthogonal, and ends with the
 mirror image of that; so a sweep back is a sweep forth of the mirrored chain, with the interfaces
@@ -69,7 +69,7 @@ class Pass(NamedTuple):
 def prepared(
     operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
 ) -> Chain:
-    """Builds the state for DMRG sweeps from a train: normalised, with all right interfaces."""
+    """Builds the state for DMRG sweeps from a tensor train: normalised, with right interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
         left, out[k] = right_lq(out[k])
@@ -94,7 +94,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects eigenvectors found before on the local space of a DMRG sweep, a row for each."""
+    """Projects found eigenvectors on the local space of a DMRG step, one row for each."""
     if not chain.found:
         return None
     rows = []
@@ -163,7 +163,7 @@ def reversed_chain(
 
 
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
-    """Splits a DMRG step's tensor into isometry and remainder; returns the energy discarded too."""
+    """Splits a DMRG step's tensor into isometry and remainder; returns discarded energy too."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
     if rule.share == 0:  # all of the bond stays, directions without weight included
         return *linalg.qr(matrix), 0.0, False
@@ -213,7 +213,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Normalises the state of DMRG sweeps, orthogonal to found ones; returns its eigenvalue too.
+    """Normalises DMRG's state and projects found eigenvectors out; returns its eigenvalue too.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.

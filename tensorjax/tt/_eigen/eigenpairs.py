@@ -82,7 +82,7 @@ def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
 
 
 class _Finder:
-    """Search for the k lowest eigenpairs: pairs found so far, and start states for others."""
+    """Search for the k lowest eigenpairs by DMRG: found pairs, and start states for others."""
 
     def __init__(self, search: Search, k: int):
         self.search, self.k = search, k
@@ -93,12 +93,12 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the eigenpair that DMRG finds from a train given by the user."""
+        """Adds the eigenpair that DMRG finds from a tensor train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds the eigenpair that DMRG finds from a random train or from a state of block DMRG."""
+        """Adds the eigenpair that DMRG finds from a random train or a state of block DMRG."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -106,7 +106,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, known=known))
 
     def complete(self) -> Check:
-        """Searches for missed eigenpairs until none is found; returns how thorough that was."""
+        """Searches for eigenpairs that DMRG missed until none is found; returns how thoroughly."""
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
@@ -125,7 +125,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """Searches one eigenpair by DMRG from a start, with all pairs found so far deflated.
+        """Searches one eigenpair by DMRG from a start, with all found eigenpairs deflated.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """
@@ -137,7 +137,7 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """Finds at most ``count`` low states outside the eigenvectors found, by block DMRG."""
+        """Finds at most ``count`` low eigenstates orthogonal to found ones, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
@@ -161,7 +161,7 @@ class _Finder:
         return None
 
     def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
-        """Runs block DMRG for ``count`` low states from random ones in the bases of a chain."""
+        """Runs block DMRG for ``count`` low states from random states in the bases of a chain."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
@@ -172,11 +172,11 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Shift by which deflation lifts found eigenvalues above all others, about 2 ‖A‖₂."""
+        """Shift by which DMRG's deflation lifts found eigenvalues above others, about 2 ‖A‖₂."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """Searches for an eigenpair below the highest one found; returns None if there is none."""
+        """Searches by DMRG for an eigenpair below the highest found one; None if there is none."""
         least = [max(p.bound, p.residual if p.status == "energy" else 0.0) for p in self.pairs]
         slack = max(*least, _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
@@ -206,7 +206,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """Searches for a missed state below ``level`` by the Lanczos method on full vectors."""
+        """Searches for an eigenstate below ``level`` by the Lanczos method on dense vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])
@@ -224,7 +224,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of an eigenvector train on the host, to search for missed eigenpairs."""
+    """Contracts an eigenvector's train to a dense vector, to search for missed eigenpairs."""
     return merge(cores).ravel()
 
 

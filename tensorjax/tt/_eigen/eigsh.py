@@ -94,7 +94,7 @@ class EigInfo:
 
     @property
     def advice(self) -> str:
-        """Advice, in words, on an eigenvalue search that failed; empty if it succeeded."""
+        """Advice, in words, on a search by `eigsh` that failed; empty if it succeeded."""
         return _ADVICE.get(self.status, "")
 
     def __str__(self) -> str:

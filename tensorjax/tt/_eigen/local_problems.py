@@ -16,7 +16,7 @@ _DENSE = 64
 
 
 class Rule(NamedTuple):
-    """Options of a sweep's local eigenproblems: sites, rank cap, truncation, Lanczos, expansion.
+    """Options of local eigenproblems in a DMRG sweep: sites, rank cap, truncation, Lanczos.
 
     Attributes:
       sites: of a local problem, 1 or 2.
@@ -129,12 +129,12 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """Projects rows on the complement of the Krylov basis of a local eigenproblem."""
+    """Projects rows on the complement of the Krylov basis of DMRG's local eigenproblem."""
     return rows - (rows @ basis.conj().T) @ basis
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Runs the Lanczos method on a local operator: eigenvalues, vectors, first residual.
+    """Runs Lanczos on DMRG's local operator: eigenvalues, vectors, residual of the start.
 
     Reorthogonalises fully.
     """

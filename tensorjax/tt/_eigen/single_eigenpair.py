@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Arguments of `eigsh` that the search for each single eigenpair takes."""
+    """Options of `eigsh` that the DMRG search for each single eigenpair needs."""
 
     operator: Cores
     dtype: Any
@@ -78,7 +78,7 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked of an eigenpair: the tolerance times a scale, or roundoff.
+        """Returns the residual that `eigsh` asks of an eigenpair: tol times scale, or roundoff.
 
         The roundoff is that for ‖A‖₂ = ``spread``.
         """
@@ -86,7 +86,7 @@ class Search(NamedTuple):
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """Returns the largest residual at which an eigenpair counts as converged.
+        """Returns the largest residual at which `eigsh` counts an eigenpair as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -176,7 +176,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
-        """Measures the residual of a given start before the first DMRG sweep."""
+        """Measures the residual of a given initial state before the first DMRG sweep."""
         start, self.value = dmrg.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg.residual(start, self.value)
@@ -189,12 +189,12 @@ class Course:
 
     @property
     def fixed(self) -> bool:
-        """Whether the DMRG sweeps for this eigenpair keep all ranks."""
+        """Whether the DMRG sweeps for an eigenpair leave all ranks of the train unchanged."""
         return self.search.sites == 1 and self.expand == 0
 
     @property
     def hopeful(self) -> bool:
-        """Whether the estimated residual is small enough to measure the true residual."""
+        """Whether DMRG's estimated residual is small enough to measure the true residual."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
@@ -220,7 +220,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
-        """Records the report of a DMRG sweep, and sets a status if the search is to end."""
+        """Records the report of a DMRG sweep; sets the eigenpair's status if the search ends."""
         settled = abs(self.value - seen.value) <= self.asked
         energy_tol = self.search.energy_tol or 0.0
         calm = abs(self.value - seen.value) <= energy_tol * max(self.scale, abs(seen.value))
@@ -254,7 +254,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records the measured residual of an eigenpair, and sets a status if it has converged."""
+        """Records an eigenpair's measured residual, and sets the status if DMRG has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:

@@ -1,1 +1,1 @@
-"""Entries of trains at multi-indices, and contracted modes, by programs or by NumPy."""
+"""Entries of tensor trains at multi-indices, and contracted modes, by JAX programs or NumPy."""

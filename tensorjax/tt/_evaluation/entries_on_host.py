@@ -1,4 +1,4 @@
-"""Entries of concrete trains on the host, by NumPy: nothing is compiled.
+"""Entries of concrete tensor trains on the host, by C++ or NumPy: no program is compiled.
 
 XLA takes seconds to compile the products of some dozens of cores, and does so anew for every size
 of a batch. NumPy starts at once, and where ranks are high it is faster too: rows of one index share
@@ -58,13 +58,13 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
 
 
 def on_host(cores: Sequence[Any], dtype: Any) -> Cores:
-    """Copies cores to the host, to evaluate entries there, as NumPy arrays of one dtype."""
+    """Copies a train's cores to the host as NumPy arrays of one dtype, to evaluate entries."""
     hosted = [np.asarray(c) for c in cores]
     return [c if c.dtype == dtype else c.astype(dtype) for c in hosted]
 
 
 def near_one(cores: Cores) -> tuple[Cores, int]:
-    """Scales cores on the host, to evaluate entries, if far from one; returns the exponent too."""
+    """Scales host cores by powers of two, to evaluate entries in range; returns the exponent."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     squares = [np.vdot(core, core).real for core in cores]
@@ -99,7 +99,7 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Merges the indices of several modes into one, for train entries by NumPy."""
+    """Merges the indices of several modes of a train to one flat index, by NumPy."""
     row = columns[0]
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i
@@ -107,7 +107,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors v[b] by the table slices of their indices, on the host, by NumPy."""
+    """Multiplies row vectors by the core slices of their indices, for train entries by NumPy."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -130,7 +130,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by table slices on the host as `_times`, one product an index."""
+    """Multiplies row vectors by core slices by NumPy as `_times`, with one product per index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]

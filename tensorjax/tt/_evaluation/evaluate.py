@@ -1,4 +1,4 @@
-"""Evaluation of train entries at a batch of multi-indices."""
+"""Evaluation of tensor train entries at a batch of multi-indices."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ _END_TABLE, _TABLE = 2**22, 2**17
 
 @placed
 def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
-    """Evaluates train entries x[i_1, …, i_d] at a batch of multi-indices.
+    """Evaluates tensor train entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:
       t: TT of order d.

@@ -23,7 +23,7 @@ from tensorjax.tt._inner_products.norms import NORM_REMEDY
 @placed
 @as_train
 def distance(x: Train, y: Train) -> jax.Array:
-    """Computes the distance ‖x − y‖ of two trains, accurate to a few eps·(‖x‖ + ‖y‖).
+    """Computes the distance ‖x − y‖ of two tensor trains, accurate to a few eps·(‖x‖ + ‖y‖).
 
     The difference is orthogonalised, never squared: ‖x‖² − 2⟨x, y⟩ + ‖y‖² would lose everything
     below √eps.

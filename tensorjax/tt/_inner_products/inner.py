@@ -19,7 +19,7 @@ from tensorjax.tt._inner_products.overlaps_in_programs import overlap
 @placed
 @as_train
 def inner(x: Train, y: Train) -> jax.Array:
-    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two trains, a scalar.
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two tensor trains, a scalar.
 
     For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
     exact powers of two, so only the value itself can overflow, or, in programs of XLA, a core of y

@@ -1,4 +1,4 @@
-"""Log-norm and normalisation of trains whose norm over- or underflows."""
+"""Log-norm and normalisation of tensor trains whose norm over- or underflows."""
 
 import math
 from typing import Any, TypeVar, cast
@@ -24,7 +24,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 @as_train
 def log_norm(t: TT | TTMatrix) -> jax.Array:
-    """Computes ln ‖t‖, the log of a train's Frobenius norm, however large; −∞ for zero.
+    """Computes ln ‖t‖, the log of a tensor train's Frobenius norm, however large; −∞ for zero.
 
     Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
 
@@ -64,7 +64,7 @@ def _log_norm(t: TT) -> jax.Array:
 
 @placed
 def normalize(t: Train) -> Train:
-    """Normalises a train: t / ‖t‖, of norm one; a zero train stays as it is.
+    """Normalises a tensor train: t / ‖t‖, of norm one; a zero train stays as it is.
 
     Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: cores are scaled
     by powers of two, which all of them share.

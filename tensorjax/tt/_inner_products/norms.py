@@ -21,7 +21,7 @@ NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of no
 @placed
 @as_train
 def norm(x: TT | TTMatrix) -> jax.Array:
-    """Computes the Frobenius norm ‖x‖ of a train, a real scalar.
+    """Computes the Frobenius norm ‖x‖ of a tensor train, a real scalar.
 
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
     nearly equal trains. `distance` has no such loss.
@@ -54,7 +54,7 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes the squared norm of a train as (m, e), which means m·4^e."""
+    """Computes the squared norm of a tensor train as (m, e), which means m·4^e."""
     mantissa, exponent = overlap(conj(x), x, True)
     mantissa, shift = linalg.normalized(mantissa.real)
     half = (exponent + shift) // 2

@@ -1,4 +1,4 @@
-"""Overlaps Σ x_i y_i of two trains in programs: by compiled sweeps in C++, or by XLA."""
+"""Overlaps Σ x_i y_i of two tensor trains in compiled JAX programs: by C++ sweeps, or by XLA."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ_i x_i y_i of two trains in a program, without conjugation, as (m, e)."""
+    """Computes Σ_i x_i y_i of two tensor trains in a compiled JAX program, as (m, e) for m·2^e."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     operation = _operation(same)

@@ -1,4 +1,4 @@
-"""Inner products and norms of concrete trains on the host: by NumPy first, later by C++."""
+"""Inner products and norms of concrete tensor trains on the host: by NumPy first, later by C++."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ _overlap_in_one_call = jax.jit(_native.overlap)
 
 
 def inner(x: TT, y: TT) -> jax.Array | None:
-    """Computes ⟨x, y⟩ of two trains by NumPy, on the host; None if a program is better."""
+    """Computes ⟨x, y⟩ of two tensor trains by NumPy; None if compiled code is better."""
     found = _overlap(x, y, "inner")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -37,7 +37,7 @@ def inner(x: TT, y: TT) -> jax.Array | None:
 
 
 def norm(x: TT) -> jax.Array | None:
-    """Computes ‖x‖ of a train by NumPy, on the host; None if a compiled program is better."""
+    """Computes ‖x‖ of a tensor train by NumPy, on the host; None if compiled code is better."""
     found = _overlap(x, x, "norm")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -50,7 +50,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def squared_norm(x: TT) -> tuple[Any, int] | None:
-    """Computes ‖x‖² on the host by NumPy as (m, e): m·4^e; None if a program is better.
+    """Computes ‖x‖² of a tensor train by NumPy as (m, e) for m·4^e; None if compiled is better.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
     """
@@ -63,7 +63,7 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Returns log10 |⟨x, y⟩| and a function for log10 ‖x‖·‖y‖, for overflow checks."""
+    """Returns log10 |⟨x, y⟩| of trains and a function for log10 ‖x‖·‖y‖, for overflow checks."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -72,12 +72,12 @@ def powers(x: TT, y: TT) -> Powers:
 
 
 def norm_power(x: TT) -> float:
-    """Computes log10 ‖x‖ of a train on the host."""
+    """Computes log10 ‖x‖ of a tensor train on the host."""
     return power_of_ten(*_in_double_precision(x, x)) / 2
 
 
 def norm_powers(x: TT) -> Powers:
-    """Returns log10 ‖x‖ for an overflow check, without a bound by other norms."""
+    """Returns log10 ‖x‖ of a tensor train for an overflow check, and −∞ in place of a bound."""
     return norm_power(x), lambda: -math.inf
 
 
@@ -89,7 +89,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
+    """Computes Σ conj(x_i) y_i of two tensor trains by NumPy; None if compiled code is better.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -117,14 +117,14 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
 
 
 def _squares_fit(cores: Sequence[Any]) -> bool:
-    """Whether the squares of all cores are in range, so that no sum over a core can leave it."""
+    """Whether squares of all cores are in range, so that NumPy can sum products of cores."""
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
 
 
 @functools.lru_cache(maxsize=4096)
 def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
-    """Counts the multiplications in an inner product of two trains, or of a train with itself."""
+    """Counts the multiplications of an inner product of tensor trains, or of a squared norm."""
     half = len(shapes) if same else len(shapes) // 2
     pairs = zip(shapes[:half], shapes[-half:], strict=True)
     return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))

@@ -1,4 +1,4 @@
-"""Inner products of all pairs of two lists of trains in one sweep, as a matrix."""
+"""Inner products of all pairs of two lists of tensor trains in one sweep, as a matrix."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tensorjax.tt._folding import fold
 def pairwise_inner(
     xs: Sequence[Any], ys: Sequence[Any] | None = None, *, matrix: TTMatrix | None = None
 ) -> jax.Array:
-    """Computes the inner products of all pairs of two lists of trains, ⟨x_i, y_j⟩ or ⟨x_i, A y_j⟩.
+    """Computes inner products ⟨x_i, y_j⟩ or ⟨x_i, A y_j⟩ of all pairs of two lists of trains.
 
     Args:
       xs: trains of one kind and shape, whose TT-ranks may differ; conjugated.
@@ -148,7 +148,7 @@ _compiled = jax.jit(_pairwise)
 
 
 def _moved(held: Any, x: Any, y: Any, a: Any = None) -> Any:
-    """Extends the interfaces of all pairs of trains by one site, for pairwise inner products."""
+    """Extends interfaces of all pairs of tensor trains by a site, for pairwise inner products."""
     if a is None:
         return einsum("xyrpq,yqnu,xrns->xyspu", held, y, x.conj())
     return einsum("xyrpq,yqmu,pnmb,xrns->xysbu", held, y, a, x.conj())

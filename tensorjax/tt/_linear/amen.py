@@ -28,7 +28,7 @@ _TAIL = 16
 
 @dataclasses.dataclass
 class State:
-    """State of the AMEn solver for A x = b: trains and interfaces, centred at one site.
+    """State of the AMEn solver for A x = b: tensor trains and interfaces, centred at one site.
 
     Attributes:
       a: cores of A, and those of its mirror image.
@@ -48,7 +48,7 @@ class State:
     zb: Cores
 
     def mirrored(self) -> "State":
-        """Mirrors all trains and interfaces of AMEn's state, for the sweep back."""
+        """Mirrors all tensor trains and interfaces of AMEn's state, for the sweep back."""
         return State(
             (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
@@ -56,7 +56,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Copies the lists in AMEn's state, but not the arrays in them."""
+        """Copies the lists of cores and interfaces in AMEn's state, without copying arrays."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 
@@ -93,7 +93,7 @@ class Pass:
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
-    """Builds AMEn's state at the first site from right-orthogonal trains x and z."""
+    """Builds AMEn's state at the first site from right-orthogonal tensor trains x and z."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
     s = State(
@@ -189,7 +189,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes the squared changes of the local residual by truncations to each rank, in AMEn.
+    """Computes the squared change of AMEn's local residual by truncation to each rank.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
@@ -278,7 +278,7 @@ def _candidates(
     measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
-    """Yields AMEn's solution after a sweep without enrichment, and before it, with residuals."""
+    """Yields AMEn's solutions after and before a sweep without enrichment, with residuals."""
     before = s.x
     sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
     for x in (s.x, before):

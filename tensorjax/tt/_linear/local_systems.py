@@ -23,7 +23,7 @@ _SKEWED = 1e6
 
 
 class Local(NamedTuple):
-    """Local operator of a linear system at one site: a core of A between two interfaces.
+    """Local operator of AMEn at one site: a core of A between two interfaces.
 
     Attributes:
       lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.
@@ -37,22 +37,22 @@ class Local(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape (r, n, s) of the unknown in a local linear system."""
+        """Shape (r, n, s) of the unknown core in AMEn's local linear system."""
         return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
 
     def __call__(self, x: Array) -> Array:
-        """Applies the operator of a local linear system to a core (r, n, s)."""
+        """Applies AMEn's local operator to a core (r, n, s)."""
         return apply_one(self.lefts, self.core, self.rights, x)
 
     def dense(self) -> Array:
-        """Returns the dense matrix (r n s, r n s) of a local linear system."""
+        """Returns the dense matrix (r n s, r n s) of AMEn's local linear system."""
         size = math.prod(self.shape)
         t = einsum("yax,amnb,sbt->ymsxnt", self.lefts, self.core, self.rights)
         return t.reshape(size, size)
 
 
 def solve_dense(local: Local, rhs: Array, floor: float | None = None) -> Array:
-    """Solves a local linear system by elimination, or by least squares if it is singular.
+    """Solves AMEn's local linear system by elimination, or least squares if it is singular.
 
     The inverse is checked by what it does to the right-hand side, which costs no condition number.
     With ``floor`` singular values below that share of the largest count as zero.
@@ -77,7 +77,7 @@ def solve_dense(local: Local, rhs: Array, floor: float | None = None) -> Array:
 
 
 def kronecker(local: Local) -> Apply:
-    """Builds a preconditioner of a local system: the inverse of the nearest Kronecker sum.
+    """Builds a preconditioner of AMEn's local system: the inverse of the nearest Kronecker sum.
 
     Nearest is meant in the Frobenius norm.
 
@@ -140,7 +140,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Builds the block Jacobi preconditioner of a local system, with a block per pair of bonds."""
+    """Builds AMEn's block Jacobi preconditioner of a local system, a block per pair of bonds."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     blocks = einsum("ar,amnb,bs->rsmn", left, core, right)
@@ -163,7 +163,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """Builds the Jacobi preconditioner of a local system: the inverse of its diagonal."""
+    """Builds AMEn's Jacobi preconditioner of a local system: the inverse of its diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)

@@ -1,4 +1,4 @@
-"""Linear solver `solve`: AMEn or TT-GMRES for A x = b in TT format, checks and report."""
+"""Linear solver `tt.solve`: AMEn or TT-GMRES for A x = b in TT format, checks and report."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from tensorjax.tt._linear.system import Outcome, Report, System
 
 @dataclasses.dataclass(frozen=True)
 class SolveInfo:
-    """Report of a linear solve: status, measured residual, sweeps, ranks, advice.
+    """Report of a TT linear solve: status, measured residual, sweeps, ranks, advice.
 
     Attributes:
       status: "converged": ``residual`` ≤ tol. "stalled": sweeps no longer help. "singular": they do
@@ -182,7 +182,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 def solution(
     system: System, search: Search, tol: float, cap: int | None, guessed: bool, report: Report
 ) -> Outcome:
-    """Runs AMEn or TT-GMRES on a linear system, unless b = 0 or the first guess suffices.
+    """Runs AMEn or TT-GMRES on A x = b, unless b = 0 or the first guess suffices.
 
     Args:
       system: with b and the guess.
@@ -198,7 +198,7 @@ def solution(
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the linear solver's answer if b = 0 or the first guess suffices; else None."""
+    """Returns the TT solution of A x = b if b = 0 or the first guess suffices, else None."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):

@@ -83,7 +83,7 @@ def amen_search(
 def _of_least_norm(
     system: System, z: Any, tol: float, options: amen.Options, report: Report, out: Outcome
 ) -> Outcome:
-    """Solves again by least squares, for a solution that is too large for the result's dtype.
+    """Solves A x = b again by least squares, if x is too large for the result's dtype.
 
     Where A is singular, roundoff of b in that dtype is divided by singular values of roundoff of
     double precision. What is below the roundoff of the data counts as zero here.
@@ -141,7 +141,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether `solve` should not try the normal equations after AMEn: useless, or too costly."""
+    """Whether `solve` skips the normal equations after AMEn, as useless or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE

@@ -21,7 +21,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """Result of a solver of the linear system: best solution, residual, status and history.
+    """Result of AMEn or TT-GMRES: best solution of A x = b, residual, status and history.
 
     Attributes:
       x: cores.
@@ -71,26 +71,26 @@ class System:
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
-        """Computes the residual ‖a x − b‖ of the linear system."""
+        """Computes the residual ‖a x − b‖ of the linear system at a train x."""
         return overlaps.distance(products.matvec(self.a, x), self.b)
 
     def cast_residual(self, x: Cores) -> float:
-        """Computes the residual ‖a x − b‖ that is left once x is rounded to the result's dtype."""
+        """Computes the residual ‖a x − b‖ of a train x after x is cast to the result's dtype."""
         cast = [c.astype(self.dtype).astype(self.wide) for c in x]
         return self.residual(cast)
 
     def fits(self, x: Cores, tol: float) -> bool:
-        """Whether x leaves a residual of at most ``tol`` in the dtype of the result too."""
+        """Whether a train x, cast to the result's dtype too, has ‖a x − b‖ ≤ ``tol``."""
         return np.dtype(self.dtype) == self.wide or self.cast_residual(x) <= tol
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
-        """Returns the better one of the initial guess and zero, with its residual."""
+        """Returns a linear system's initial guess, or zero if that is better, with its residual."""
         zero = [0 * c[:1, :, :1] for c in self.b]
         guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """Draws a right-orthogonal random train of the shape of the right-hand side."""
+        """Draws a right-orthogonal random tensor train of the shape of the right-hand side."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -100,7 +100,7 @@ class System:
         return orthogonalization.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
-        """Returns the normal equations aᴴ a x = aᴴ b of the system, with a first guess."""
+        """Returns the normal equations aᴴ a x = aᴴ b of a linear system, with a first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
         out.a = [matmul_core(p, q) for p, q in zip(adjoint, self.a, strict=True)]
@@ -110,7 +110,7 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r: near zero if A is nearly singular.
+        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r of A x = b: tiny if A is nearly singular.
 
         r is the residual b − A x.
 
@@ -125,25 +125,25 @@ class System:
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
-        """Estimates the residual of a solution that is exact to machine precision."""
+        """Estimates the residual of a linear system's solution that is exact but for roundoff."""
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * overlaps.norm(x)
 
     def _sigma(self) -> float:
-        """Root mean square singular value of the matrix of the linear system."""
+        """Root mean square of the singular values of the linear system's TT-matrix."""
         return overlaps.norm(
             [c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a]
         )
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """Rounds the right-hand side of the system A x = b to about ``rank``, as a first guess."""
+    """Rounds b of the linear system A x = b in TT format to about ``rank``, as a first guess."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return orthogonalization.right_orthogonal(rounding.rounded(b, 1e-3, rank))[0]
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """Scales a linear system's matrix so that interfaces with x are near one; returns it and e."""
+    """Scales cores of A so that interfaces of A x = b are near one; returns the exponent too."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

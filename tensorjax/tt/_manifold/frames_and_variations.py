@@ -42,7 +42,7 @@ NOTHING = -(2**20)
 
 
 class Frame(NamedTuple):
-    """Frame of a point of the manifold, for tangent vectors: left- and right-orthogonal cores.
+    """Frame of tangent vectors at a train: its left- and right-orthogonal cores.
 
     Attributes:
       left: U_1 … U_{d−1}, left-orthogonal.
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns the shardings of a tangent vector's parts: those of the train's cores."""
+    """Returns shardings for the arrays of a tangent vector, from those of the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -95,7 +95,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies parts of a tangent vector by 2^exponent; as they are for a static zero."""
+    """Multiplies the arrays of a tangent vector by 2^exponent; unchanged for a static zero."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -169,7 +169,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether tangent vectors' cores are so near one that projections need no scaling."""
+    """Whether the cores of trains are so near one that tangent projections need no scaling."""
     if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
@@ -188,7 +188,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects a train on the tangent space of a frame; returns the tangent vector, a train.
+    """Projects a tensor train on the tangent space of a frame; returns the tangent vector, a train.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -255,7 +255,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Checks the base point of tangent vectors, a train; returns it in factorisation precision."""
+    """Checks the tensor train at which tangent vectors are based; widens half precision."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

@@ -77,7 +77,7 @@ _tangent = jax.jit(tangent)
 
 @jax.jit
 def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
-    """Returns the frame of a point, the variations that give it, their exponent and its share."""
+    """Writes a tensor train as a tangent vector at itself: frame, variations and exponents."""
     at, last, exponent = frame(x)
     share = shared(0, exponent, x.order, last.dtype)
     return at, (*map(jnp.zeros_like, at.left), last), exponent, share
@@ -85,7 +85,7 @@ def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
 
 @jax.jit
 def _gradient(at: Frame, slopes: Arrays, exponent: Any) -> TT:
-    """Makes a Riemannian gradient of the derivatives by the variations of a point."""
+    """Builds a Riemannian gradient from the derivatives by a tangent vector's variations."""
     # JAX's gradient of a real function is the conjugate of the steepest ascent.
     deltas = gauged(at, tuple(map(jnp.conj, slopes)))
     share = shared(0, -exponent, len(deltas), deltas[-1].dtype)
@@ -105,7 +105,9 @@ def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: A
 
 
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
-    """Returns the Riemannian gradient P_x ∇f(x) as a function, without materialising ∇f(x).
+    """Returns a function that computes the Riemannian gradient P_x ∇f(x) of f at a train x.
+
+    It does not materialise ∇f(x).
 
     Args:
       f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
@@ -237,7 +239,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Returns the Riemannian gradient at a train x, and momentum vectors made tangent at x."""
+    """Returns the Riemannian gradient at a train x, and momentum vectors projected there."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 
@@ -248,7 +250,7 @@ def _moved(x: TT, direction: TT, step: Any) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """Returns a gradient if it has the form of a tangent vector at x; else raises ValueError."""
+    """Returns a gradient that has the form of a tangent vector at x; else raises ValueError."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

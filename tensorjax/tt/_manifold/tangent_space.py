@@ -46,7 +46,7 @@ _EVEN = 16  # powers of two that norms of cores may be off one in a sum of train
 @placed
 @as_train
 def tangent_project(x: Train, z: Train) -> Train:
-    """Projects a train orthogonally on the tangent space of the manifold at x: P_x z.
+    """Projects a tensor train orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
       x: TT of shape n and TT-ranks r_k, which are its true ones: where a bond is not of full rank,
@@ -85,7 +85,7 @@ def tangent_project(x: Train, z: Train) -> Train:
 
 
 def _projected(x: TT, z: TT, even: bool) -> TT:
-    """Projects a train on the tangent space at x, by NumPy in first calls of near trains."""
+    """Projects a tensor train on the tangent space at a train x, by NumPy or in a JAX program."""
 
     def work() -> int:
         pairs = zip(x.cores, z.cores, strict=True)
@@ -117,7 +117,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 @placed
 def transport(x: Train, xi: Train) -> Train:
-    """Transports a tangent vector to the tangent space at another train x, by projection.
+    """Transports a tangent vector to the tangent space at another tensor train x, by projection.
 
     Args:
       x: TT or TTMatrix, the point to move to.
@@ -181,7 +181,7 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
 
 @placed
 def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = None) -> Train:
-    """Sums tangent vectors at one point with weights; TT-ranks stay twice those of the point.
+    """Sums tangent vectors at one train with weights; TT-ranks are twice those of the train.
 
     Args:
       tangents: one or more trains that `tangent_project`, `tangent_sum` or `riemannian_grad`
@@ -345,7 +345,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds arrays a·2^p + b·2^q in the sweep of a retraction, as mantissa and exponent."""
+    """Adds arrays a·2^p + b·2^q in the retraction of a train, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

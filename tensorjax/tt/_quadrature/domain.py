@@ -1,4 +1,4 @@
-"""Arguments of integrals: domains, finite or not, numbers of points, absolute errors."""
+"""Arguments of integrals: bounded or unbounded domains, numbers of points, absolute errors."""
 
 import math
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ _AT_INFINITY = 2.0**-26
 
 
 class Domain(NamedTuple):
-    """Box to integrate over, and the substitutions that map it to a finite one.
+    """Box to integrate over, and the substitutions that map unbounded dimensions to finite ones.
 
     A half-line is x = a + u / (1 − u) for u in (0, 1), or its mirror image; the whole line is
     x = u / (1 − u²) for u in (−1, 1).
@@ -33,11 +33,11 @@ class Domain(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether no dimension of the domain is unbounded."""
+        """Whether the domain of an integral is bounded in all dimensions."""
         return not self.kinds.any()
 
     def mapped(self, u: Any) -> tuple[Any, Any]:
-        """Maps points of the finite box (batch, dims) to the domain; returns |dx/du| too.
+        """Maps points (batch, dims) of a finite box to an integral's domain; returns |dx/du| too.
 
         Trapezoidal rules have points at infinity: those are taken near it, so that what f dx/du
         tends to there counts.
@@ -86,7 +86,7 @@ def checked_atol(atol: float) -> float:
 
 
 def checked_points(points: Any, rule: str, dims: int) -> tuple[tuple[int, ...], bool]:
-    """Checks an integral's ``points``: returns the number per dimension, and if it may grow."""
+    """Checks an integral's ``points``: returns the number per dimension, and whether it grows."""
     if rule not in FIRST:
         raise ValueError(f"rule: expected one of {tuple(FIRST)}, got {rule!r}")
     if points is None:

@@ -148,7 +148,7 @@ def integrate(
 
 
 class _Goal(NamedTuple):
-    """Callable that returns the absolute error wanted of an integral, from its value."""
+    """Callable that returns the absolute error asked of an integral, from its value."""
 
     tol: float
     atol: float
@@ -168,17 +168,17 @@ class _Problem(NamedTuple):
 
     @property
     def ends(self) -> list[tuple[float, float]]:
-        """Ends of the finite box of the variables of the quadrature rule."""
+        """Ends of the finite box over which the quadrature rule integrates, one pair a variable."""
         return self.domain.ends
 
     def of_index(self, index: Any) -> Any:
-        """Evaluates the integrand at nodes given by a batch of multi-indices, or by one."""
+        """Evaluates the integrand at quadrature nodes: at one multi-index, or at a batch."""
         if self.vectorized:
             return self._at(self.nodes.points(index))[0]
         return self._at(self.nodes.points(index[None]), one=True)[0]
 
     def values(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates the integrand at points; raises ValueError at NaN or Inf."""
+        """Evaluates an integral's integrand at points; raises ValueError at NaN or Inf."""
         if self.vectorized:
             found, x = self._at(points)
         else:
@@ -194,7 +194,7 @@ class _Problem(NamedTuple):
         return values
 
     def _at(self, points: Any, *, one: bool = False) -> tuple[Any, Any]:
-        """Evaluates f times the slope of the substitution; returns the points of f too."""
+        """Evaluates the integrand times the substitution's slope |dx/du|; returns points x too."""
         if self.domain.finite:
             return self.f(points[0] if one else points), points
         x, slope = self.domain.mapped(points)
@@ -275,14 +275,14 @@ def _mean_error(off: np.ndarray) -> float:
 
 
 def _rms(values: np.ndarray) -> Any:
-    """Computes the root mean square of each component of values whose squares may overflow."""
+    """Computes the root mean square of each component of an integrand's values, in range."""
     sizes = np.abs(values)
     top = sizes.max() or 1.0
     return top * np.sqrt(np.mean((sizes / top) ** 2, axis=0))
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Evaluates the cross approximation of a function to integrate at nodes, all components."""
+    """Evaluates all components of an integrand's cross approximation at quadrature nodes."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]
@@ -292,7 +292,7 @@ def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> tuple[int, ...]:
-    """Doubles the nodes of the rule of `integrate` in dimensions that are not accurate enough."""
+    """Doubles the quadrature nodes of an integral in dimensions that are not accurate enough."""
     share = wanted / (2 * len(counts))
     errors = found.by_dimension
     if found.unresolved > wanted / 2 and not (errors > share).any():
@@ -305,7 +305,7 @@ def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> t
 
 
 def _fit_tolerance(tol: float, found: Try, wanted: float) -> float | None:
-    """Returns a smaller cross tolerance for the next try of an integral; None if useless."""
+    """Returns a smaller cross tolerance for the next try at an integral; None if useless."""
     if found.cross_error <= wanted / 2:
         return None  # the rule is at fault
     least = 20 * float(np.finfo(np.asarray(found.train.cores[0]).dtype).eps)

@@ -111,7 +111,7 @@ class Try(NamedTuple):
 def reported(
     found: Try, wanted: float, evaluations: int, seconds: float, *, finite: bool
 ) -> IntegrateInfo:
-    """Builds the report of a finished integral; ``finite``: whether its domain is."""
+    """Builds the report of a finished integral; ``finite``: whether the domain is bounded."""
     status: Any = "converged"
     if found.error > wanted:
         status = found.info.status

@@ -15,7 +15,7 @@ _LEAST_NODES, _BY_CHANCE = 31, 8
 
 
 class Rule(NamedTuple):
-    """Quadrature rule on [−1, 1]: nodes, weights, and Legendre coefficients from values.
+    """Quadrature rule on [−1, 1]: nodes, weights, and matrix to Legendre coefficients.
 
     Attributes:
       nodes: (n,) ascending.
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
         return min(self._by_series(columns), self._by_order(columns))
 
     def _by_order(self, columns: np.ndarray) -> float:
-        """Estimates a quadrature error as C n^−p from two coarser rules; inf if they show none."""
+        """Estimates a quadrature error as C n^−p from two coarser rules; inf if there are none."""
         if self.coarser is None:
             return math.inf
         half, quarter = np.abs((self.coarser - self.weights) @ columns)
@@ -74,7 +74,7 @@ class Rule(NamedTuple):
         return float(2 * late * min(1.0, decay ** (self.degree + 1 - end) / (1 - decay)))
 
     def interpolation(self, x: np.ndarray) -> np.ndarray:
-        """Returns the matrix that interpolates values at the nodes of a rule to points x."""
+        """Returns the matrix that interpolates values at quadrature nodes to points x."""
         return legendre.legvander(x, len(self.nodes) - 1) @ self.series
 
 
@@ -84,7 +84,7 @@ def _rule(nodes: np.ndarray, degree: int) -> Rule:
 
 
 def _coarser(nodes: np.ndarray) -> np.ndarray | None:
-    """Returns weights of a Kronrod rule's Gauss rule, and of every second one of those nodes.
+    """Returns weights of a Gauss–Kronrod rule's embedded Gauss rule, and of every second node.
 
     None if there are too few, or an even number of Gauss nodes, as every second one is then off
     centre.
@@ -100,7 +100,7 @@ def _coarser(nodes: np.ndarray) -> np.ndarray | None:
 
 @functools.cache
 def gauss_legendre(points: int) -> Rule:
-    """Returns the Gauss–Legendre quadrature rule of given number of points."""
+    """Returns the Gauss–Legendre quadrature rule with a given number of points."""
     return _rule(legendre.leggauss(points)[0], 2 * points - 1)
 
 

@@ -1,1 +1,1 @@
-"""Rounding of trains, and of sums and products of trains without materialising them."""
+"""Rounding of tensor trains, and of sums and products of trains without materialising them."""

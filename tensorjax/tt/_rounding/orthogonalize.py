@@ -67,7 +67,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def are_small(cores: Sequence[Any]) -> bool:
-    """Whether a train is so small that a second thread would slow its orthogonalisation down."""
+    """Whether a train's cores are so small that a second thread slows orthogonalisation."""
     return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
 
 
@@ -77,7 +77,7 @@ def _orthogonalized_by_program(t: TT, center: int) -> TT:
 
 
 def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
-    """Orthogonalises cores for `orthogonalize`; the centre takes the norm, or all share it."""
+    """Orthogonalises a train's cores around a centre, which takes the norm, or all share it."""
     cores, exponent = orthogonal_cores(t, center)
     on_host = linalg.is_host(cores[0])
     exponent = exponent if on_host else scaling.computed_once(exponent)

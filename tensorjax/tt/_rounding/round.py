@@ -158,7 +158,7 @@ def _compressed(
 
 
 def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
-    """Rounds a train on the host, to a tolerance and at most to ranks, with zeros up to these."""
+    """Rounds a train on the host to a tolerance and to ranks; zero-pads its bonds to the ranks."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     host, exponent = _at_hand([np.asarray(c).astype(wide, copy=False) for c in t.cores])
     with _blas_threads.one_thread(are_small(host)):
@@ -168,7 +168,7 @@ def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the method of `tt.round` to static ranks: randomised where sketches are narrow."""
+    """Chooses the method of rounding to given TT-ranks: randomised where sketches are narrow."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
@@ -199,7 +199,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds a train within a relative error on the host, the NumPy kernel of `tt.round`."""
+    """Rounds a tensor train within a relative error on the host, the NumPy kernel of `tt.round`."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -217,7 +217,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _in_range(t: TT) -> TT:
-    """Checks that a train to round is finite; scales it where the rounding may overflow."""
+    """Checks that a tensor train to round is finite; scales it where the rounding may overflow."""
     cores = [np.asarray(c) for c in t.cores]
     dtype = np.dtype(linalg.factor_dtype(t.dtype))
     if _are_at_hand([c.astype(dtype, copy=False) for c in cores]):
@@ -273,7 +273,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates `round` to given ranks by XLA's sweep, whatever the kernel."""
+    """Differentiates rounding to given TT-ranks by XLA's sweep, also where C++ rounded."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Sums of terms, trains or products of two, rounded by random sketches, not formed exactly.
+"""Sums of tensor trains and of products of trains, rounded by random sketches, not formed exactly.
 
 A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
 bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
@@ -41,7 +41,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of a term of a rounded sum, from its list of factors per mode."""
+    """Returns the mode sizes of a term of a rounded sum of trains, from its factors per mode."""
     return [_mode(factors) for factors in term]
 
 
@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Extends the sketch of one term of a rounded sum, from the right, by one mode.
+    """Extends a random sketch of one term of a sum of trains, from the right, by one mode.
 
     Args:
       cores: of one mode n.
@@ -72,7 +72,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Contracts a matrix with the left bonds of a term of a rounded sum: one core or two.
+    """Contracts a matrix with the left bonds of a train, or of a product of two, in a rounded sum.
 
     The bonds of a product are pairs.
     """
@@ -86,12 +86,12 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the interface at an end of a term to round: an array whose one entry is 1."""
+    """Returns the end interface of a train, or product, in a rounded sum: one entry, 1."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Scales the cores of all terms of a rounded sum near one; returns the exponents too."""
+    """Scales the cores of a rounded sum of trains near one; returns the exponents too."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -104,7 +104,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Sketches all terms of a rounded sum from the right, bond by bond, by one random train.
+    """Sketches all trains or products in a sum, from the right, by one random train.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -129,7 +129,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of terms in one sweep, each bond projected on its random sketch.
+    """Rounds a weighted sum of trains in one sweep that projects each bond on a random sketch.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -169,7 +169,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Rounds a sum of terms (trains or products) to a tolerance, by sketches of growing width.
+    """Rounds a sum of tensor trains and products to a tolerance, by sketches of growing width.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
@@ -187,7 +187,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Adds the parts of a rounded sum, which are scaled by powers of two; returns exponent too."""
+    """Adds the parts of a rounded sum of trains, scaled by powers of two; returns the exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -196,13 +196,13 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales the arrays of a rounded sum's terms near one by powers of two; returns exponents."""
+    """Scales the arrays of a rounded sum of trains near one by powers of two; returns exponents."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes the Gram matrices of a sum of terms, of its right unfoldings; its squared norm too.
+    """Computes Gram matrices of a sum of trains, at every bond, and its squared norm.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """
@@ -225,7 +225,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of a sum of terms, a block-diagonal core, by a matrix on its right."""
+    """Multiplies slice n of a sum of trains, a block-diagonal core, by a matrix on its right."""
     out = []
     start = 0
     for factors in cores:
@@ -244,7 +244,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
 
 
 def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of terms by Gram matrices of its bonds: cores and their exponent.
+    """Rounds a weighted sum of trains by Gram matrices of its bonds: cores and their exponent.
 
     Returns:
       The cores, and the exponent of two to scale them back by.
@@ -283,7 +283,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates the relative error of a rounded sum of trains by an independent random train.
+    """Estimates the relative error of a rounded sum of trains by a random tensor train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

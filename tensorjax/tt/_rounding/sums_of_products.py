@@ -33,7 +33,7 @@ _EXACT_WORK = 1e8
 
 
 def term_of(name: str, term: Any) -> tuple[Any, ...]:
-    """Returns a term of a sum of products as a tuple of trains; raises errors for unfit ones."""
+    """Returns a term of a sum of products as a tuple of tensor trains; raises if unfit."""
     factors = tuple(term) if isinstance(term, tuple | list) else (term,)
     kinds = [type(t) for t in factors]
     if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
@@ -114,7 +114,7 @@ def rounded(
 
 
 def _work(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> float:
-    """Estimates the multiplications that sketches of a sum of products take."""
+    """Estimates the multiplications that sketches of a sum of products of trains take."""
     width = max(ranks, default=1) + extra
     return float(
         sum(
@@ -128,7 +128,7 @@ def _work(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> float:
 
 
 def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> TT | None:
-    """Rounds a sum of products to a tolerance by Gram matrices; None if these are inaccurate."""
+    """Rounds a sum of products of trains by Gram matrices; None if these are inaccurate."""
     _check.tol_or_rank(tol, None, *terms, *weights)
     _check.finite("terms", terms)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
@@ -151,7 +151,7 @@ def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> 
 
 
 def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
-    """Returns upper bounds of the TT-ranks of a sum of products, and its mode sizes."""
+    """Returns upper bounds of the TT-ranks of a sum of products of trains, and its mode sizes."""
     first, *second = terms[0]
     columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
     modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
@@ -244,7 +244,7 @@ def _by_xla(
 
 
 def _widths(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> tuple[int, ...]:
-    """Returns the TT-ranks of the sketched sum, before it is truncated to ``ranks``."""
+    """Returns the TT-ranks of a sketched sum of products, before truncation to ``ranks``."""
     full, modes = _full_ranks(terms)
     wider = (min(r + extra, f) for r, f in zip(ranks, full, strict=True))
     return cut_ranks((1, *wider, 1), modes)[1:-1]
@@ -253,7 +253,7 @@ def _widths(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> tuple[int
 def _by_numpy(
     terms: Sequence[Any], weights: Sequence[Any], tol: Any, ranks: tuple[int, ...], extra: int
 ) -> TT:
-    """Rounds a sum of products to ranks on the host: by the draws of the program, by SVDs."""
+    """Rounds a sum of products of trains to ranks by NumPy: by random sketches, or by SVDs too."""
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     factors = [factors_of(jax.tree.map(np.asarray, term), wide) for term in terms]
@@ -271,14 +271,14 @@ def _by_numpy(
 
 
 def _work_of_exact(term: fused.Term) -> float:
-    """Estimates the multiplications of forming a sum of products exactly and rounding it."""
+    """Estimates the multiplications of rounding a sum of products of trains formed exactly."""
     modes = fused.modes_of(term)
     left, right = ([math.prod(c.shape[k] for c in f) for f in term] for k in (0, -1))
     return float(sum(n * r * s * max(r, s) for n, r, s in zip(modes, left, right, strict=True)))
 
 
 def _product_core(*factors: Any) -> Any:
-    """Multiplies the cores of one product in a sum of products to an exact core, on the host."""
+    """Multiplies the cores of one product of trains in a sum to an exact core, on the host."""
     if len(factors) == 1:
         return factors[0]
     if factors[0].ndim == 3:
@@ -288,7 +288,7 @@ def _product_core(*factors: Any) -> Any:
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """Rounds a sum of products to a tolerance on the host.
+    """Rounds a sum of products of trains to a tolerance on the host.
 
     A small product is formed exactly; others are sketched, by sketches that widen as needed.
     """

@@ -1,1 +1,1 @@
-"""Statistics of functions given as trains: variance components, Sobol indices, moments."""
+"""Statistics of functions given as tensor trains: variance components, Sobol indices, moments."""

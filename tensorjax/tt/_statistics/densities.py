@@ -109,7 +109,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
 
 @placed
 def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Array:
-    """Computes log(t_i / Σ_j t_j) at multi-indices of a train that is a probability density.
+    """Computes log(t_i / Σ_j t_j) at multi-indices of a tensor train that is a probability density.
 
     Args:
       t: TT, real and non-negative; or any with ``squared``.
@@ -146,7 +146,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
 
 def _logarithms(t: TT, index: Any, squared: bool) -> Any:
-    """Computes log-probabilities (`log_density`) at multi-indices of a train that is a density."""
+    """Computes log-probabilities at multi-indices of a tensor train that is a density."""
     dtype, t = jnp.finfo(t.dtype).dtype, near_one(t)
     log, sign = _log_entries(t, index)
     xp = np if linalg.is_host(log) else jnp
@@ -162,7 +162,7 @@ _log_density = jax.jit(_logarithms, static_argnums=2)
 
 
 def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
-    """Computes logarithms and signs of a density's train at multi-indices, in any range."""
+    """Computes logarithms and signs of a density's tensor train at multi-indices, in any range."""
     xp = np if linalg.is_host(t.cores[0]) else jnp
     dtype = linalg.factor_dtype(t.dtype)
     flat = index.reshape(-1, t.order)
@@ -196,7 +196,7 @@ def _near_one(t: TT) -> TT:
 
 
 def _normalized(t: TT, *what: str) -> TT:
-    """Scales a train to a probability density of sum one; raises ValueError, or NaN if traced.
+    """Scales a tensor train to a density of sum one; raises ValueError, or NaN if traced.
 
     Every core is divided by a factor of its own: the sum itself may be out of range.
     """

@@ -1,4 +1,4 @@
-"""Samples of multi-indices from the entries of a non-negative train, by inverse transform."""
+"""Samples of multi-indices with a non-negative tensor train as density, by inverse transform."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ from tensorjax._transfer import on_device
 def mass_is_positive(
     sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
 ) -> None:
-    """Raises ValueError if a density has no positive, finite sum of entries, but NaN if traced."""
+    """Raises ValueError if a train's entries have no positive finite sum, but NaN if traced."""
     if _check.is_traced(sign) or sign > 0:
         return
     got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"
@@ -29,7 +29,7 @@ def mass_is_positive(
 
 
 def is_real(t: TT) -> None:
-    """Raises TypeError if a train given as a density, to draw samples from, is complex."""
+    """Raises TypeError if a tensor train given as a density, to draw samples from, is complex."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TypeError(
             f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
@@ -59,13 +59,13 @@ def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
 
 
 def near_one(t: TT) -> TT:
-    """Scales each core of a density near one by a power of two: normalised, it is the same."""
+    """Scales a train's cores near one by powers of two; the normalised density is the same."""
     real = linalg.factor_dtype(t.dtype)
     return TT._unchecked(tuple(in_range(c.astype(real)).astype(c.dtype) for c in t.cores))
 
 
 def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
-    """Samples multi-indices i of a train with probability t_i / Σ t; returns its sign too."""
+    """Samples multi-indices i of a tensor train with density t_i / Σ t; also returns sign(Σ t)."""
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)
@@ -85,7 +85,7 @@ def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.
 
 
 def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
-    """Samples multi-indices of a density from uniform variates by inverse transform.
+    """Samples multi-indices of a train as density, from uniform variates by inverse transform.
 
     One mode after the other by its conditional weights, of which negative ones count as zero. Where
     none is positive, −1 stands for this mode and those after it.

@@ -1,4 +1,4 @@
-"""Sobol sensitivity indices and variance components (ANOVA) of a train, without sampling.
+"""Sobol sensitivity indices and variance components (ANOVA) of a tensor train, without sampling.
 
 A function of independent variables is a sum of components, one for each set α of variables, all
 orthogonal to each other: its variance is the sum of theirs, V_α. With A_0 = Σ_i w_i G_i and
@@ -94,7 +94,7 @@ def sobol(
 
 @placed
 def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
-    """Computes the mean dimension of a train, the sum of all its total Sobol indices.
+    """Computes the mean dimension of a tensor train, the sum of all its total Sobol indices.
 
     Args:
       t: TT, the values of a function on a grid.
@@ -223,7 +223,7 @@ def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
 
 
 def _some(order: int) -> list[np.ndarray]:
-    """Builds the 0/1 train that selects all variance components but that of the empty set."""
+    """Builds the 0/1 tensor train that selects all Sobol components but the constant one."""
     return _automaton(order, [[1, 0], [0, 1]], [[0, 1], [0, 1]], [1, 0], [0, 1])
 
 
@@ -232,7 +232,7 @@ def _train(cores: Sequence[Any], dtype: Any) -> TT:
 
 
 def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[np.ndarray]:
-    """Builds the train that counts or selects Sobol variance components, from an automaton."""
+    """Builds the tensor train that counts or selects variance components, from an automaton."""
     core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
     cores = [core] * order
     cores[0] = absorb(np.asarray(first, float)[None], cores[0])
@@ -241,7 +241,7 @@ def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[n
 
 
 def _contracted(t: TT, mask: Sequence[Any], weights: Weights, normalize: bool = True) -> jax.Array:
-    """Sums the variance components of a train that one mask selects."""
+    """Sums the variance components of a tensor train that one mask selects."""
     return _contracted_all(t, [mask], weights, normalize, ())
 
 
@@ -252,7 +252,7 @@ def _contracted_all(
     normalize: bool = True,
     shape: tuple[int, ...] = (-1,),
 ) -> jax.Array:
-    """Sums the variance components of a train that each of several masks selects."""
+    """Sums the variance components of a tensor train that each of several masks selects."""
     given = checked_weights(weights, t)
     masks = [*masks, _some(t.order)]
     if choose_kernel("tt.sobol", t.cores, dtype=t.dtype, rest=(given, masks)) is NUMPY:
@@ -266,7 +266,7 @@ def _contracted_all(
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
-    """Computes sums of a train's variance components for Sobol indices, one per mask."""
+    """Computes sums of a tensor train's variance components for Sobol indices, one per mask."""
     kind = linalg.factor_dtype(t.dtype)
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
     xp = np if linalg.is_host(cores[0]) else jnp
@@ -334,7 +334,7 @@ _compiled = jax.jit(_values, static_argnums=3)
 
 
 def _swept(pairs: Any, mask: Any, exponent: Any) -> tuple[Any, Any]:
-    """Sums variance components under one mask by a sweep over the cores, as (m, e)."""
+    """Sums variance components under one 0/1 mask by a sweep over a train's cores, as (m, e)."""
     mean, _ = pairs[0]
     xp = np if linalg.is_host(mean) else jnp
     is_complex = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)

@@ -12,7 +12,7 @@ from tensorjax._formats.trains import TT
 
 
 def checked_weights(weights: Sequence[Any] | None, t: TT) -> list[Any]:
-    """Normalises the weights of all modes to probabilities; raises ValueError for wrong ones.
+    """Normalises weights of a train's mode indices to probabilities; ValueError for wrong ones.
 
     Raises:
       ValueError: wrong counts or shapes, negative weights or a sum of zero, where they are known.

@@ -100,7 +100,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Runs the small-array kernel that `from_dense` chooses, C++ or Gram; None for other arrays."""
+    """Decomposes a small array by C++ or Gram TT-SVD, if that is chosen; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
@@ -113,7 +113,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Verifies the TT-SVD of a dense array: whether a train has x · 2^exponent to a tolerance."""
+    """Whether a train found by TT-SVD approximates x · 2^exponent to a relative error."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))

@@ -120,7 +120,7 @@ def _split_on_the_left(
 def _split_joined(
     core: Any, left: int, modes: Sequence[int], asked: Asked
 ) -> tuple[list[Any], Any, Asked]:
-    """Splits several leading modes off a small array by partial traces of one Gram matrix."""
+    """Splits several leading modes off a small array in TT-SVD, by one Gram matrix."""
     after = math.prod(modes)
     a = core.reshape(left * after, -1)
     w, cut = host_gram(a), False
@@ -141,7 +141,7 @@ def _split_joined(
 
 @functools.lru_cache(maxsize=4096)
 def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
-    """Whether splitting off the last mode of a small array first is predicted to be faster.
+    """Whether TT-SVD of a small array is predicted to be faster if it splits the last mode first.
 
     A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
     it then.

@@ -249,7 +249,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether a host TT-SVD keeps all of a triangle r, whose singular values are all too large."""
+    """Whether all singular values of a triangle r are too large for TT-SVD to discard any."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:
@@ -282,14 +282,14 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses where the host TT-SVD cuts next: the cheapest cut, or mode one of a small array."""
+    """Chooses where the host TT-SVD cuts next: the cheapest cut, or the first mode if small."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses the next cut of a host TT-SVD by predicted time, with one further cut in mind."""
+    """Chooses the next cut of a host TT-SVD by predicted time, looking one cut ahead."""
     return _best(left, modes, right, guess, ahead=1)[1]
 
 

@@ -32,7 +32,7 @@ class Basis(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Number n of functions in the basis."""
+        """Number n of functions of one variable in the basis."""
 
     @property
     def length(self) -> float:
@@ -42,12 +42,12 @@ class Basis(abc.ABC):
     @property
     @abc.abstractmethod
     def nodes(self) -> np.ndarray:
-        """Interpolation points (n,) of the basis, ascending."""
+        """Interpolation points (n,) of a basis of functions, ascending."""
 
     @property
     @abc.abstractmethod
     def from_values(self) -> np.ndarray:
-        """Matrix (n, n) from values at the interpolation points to coefficients."""
+        """Matrix (n, n) from a function's values at the basis's nodes to its coefficients."""
 
     @property
     @abc.abstractmethod
@@ -66,11 +66,11 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def derivative(self) -> tuple["Basis", np.ndarray]:
-        """Returns a basis that holds all derivatives, and the differentiation matrix into it."""
+        """Returns a basis that holds all derivatives of this basis, and the matrix into it."""
 
     @abc.abstractmethod
     def common(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns a basis that contains this one and another, and the conversion matrices into it.
+        """Returns a basis of functions that contains two bases, and the matrices into it.
 
         Args:
           other: basis of the same kind and interval.
@@ -78,7 +78,7 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def product(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns a basis for products with another, points, and a matrix from values there.
+        """Returns a basis that holds products with another, points, and a matrix from values.
 
         Args:
           other: basis of the same kind and interval.
@@ -96,7 +96,7 @@ class Basis(abc.ABC):
         return fixed(np.linalg.cholesky(self.gram).T)
 
     def values(self, x: AnyArray) -> AnyArray:
-        """Evaluates all basis functions at points of one variable.
+        """Evaluates all functions of a basis at points of one variable.
 
         Args:
           x: real points (…), of NumPy or JAX.
@@ -118,7 +118,7 @@ class Basis(abc.ABC):
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Checks the interval of a basis of functions: returns floats; ValueError unless low < high."""
+    """Checks the interval of a basis of functions: returns two floats, low < high."""
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
@@ -129,12 +129,12 @@ def checked_interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def degree_of(value: Any, low: int) -> int:
-    """Checks the degree of functions in a basis; raises an error if no integer or too small."""
+    """Checks the degree of functions in a basis: returns an int; raises if too small."""
     return _check.integer("degree", value, low=low)
 
 
 def same_interval(a: Basis, b: Any, k: int) -> None:
-    """Raises ValueError unless two bases, those of variable k, agree in kind and interval."""
+    """Raises ValueError unless two bases of functions agree in kind and interval."""
     if type(a) is not type(b) or (a.low, a.high) != (b.low, b.high):
         raise ValueError(
             f"variable {k}: expected bases of one kind on one interval, got {a!r} and {b!r}; "
@@ -143,6 +143,6 @@ def same_interval(a: Basis, b: Any, k: int) -> None:
 
 
 def fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a matrix of basis functions, which a `Basis` caches, read-only; returns it."""
+    """Makes a matrix that a `Basis` of functions caches read-only, and returns it."""
     x.flags.writeable = False
     return x

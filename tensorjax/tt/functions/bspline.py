@@ -141,7 +141,7 @@ class BSpline(Basis):
 
     @property
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the constant function 1, all ones."""
+        """Coefficients (n,) of the constant function 1 in a B-spline basis, which are all 1."""
         return np.ones(self.size)
 
     def derivative(self) -> tuple["BSpline", np.ndarray]:
@@ -161,7 +161,7 @@ class BSpline(Basis):
         return BSpline(self.knots, p - 1), matrix
 
     def common(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns a B-spline basis that contains two, and the conversion matrices into it.
+        """Returns a B-spline basis that contains two bases, and the matrices into it.
 
         Args:
           other: splines on the same interval.
@@ -176,7 +176,7 @@ class BSpline(Basis):
         return basis, back @ self._on_host(points), back @ other._on_host(points)
 
     def product(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns a B-spline basis for products, points, and the matrix from values there.
+        """Returns a B-spline basis that holds products, points, and the matrix from values there.
 
         Args:
           other: splines on the same interval.
@@ -189,7 +189,7 @@ class BSpline(Basis):
         return basis, *basis._projection
 
     def _joined(self, other: "BSpline", degree: int) -> "BSpline":
-        """Builds a B-spline basis with the knots of two, as smooth as the less smooth one."""
+        """Builds a B-spline basis with all knots of two bases, as smooth as the less smooth one."""
         smooth: dict[float, int] = {}
         for b in (self, other):
             for knot, count in zip(*np.unique(b.knots, return_counts=True), strict=True):
@@ -201,7 +201,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _gauss(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points and weights of all knot intervals, exact for spline products."""
+        """Gauss–Legendre points and weights of knot intervals, exact for products of B-splines."""
         x, w = np.polynomial.legendre.leggauss(self.degree + 1)
         t = np.unique(self.knots)
         half = np.diff(t)[:, None] / 2
@@ -209,7 +209,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _projection(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points, and the matrix from values there to coefficients of the L² projection."""
+        """Points, and the matrix from values there to the L² projection's B-spline coefficients."""
         x, w = self._gauss
         return x, np.linalg.solve(self.gram, self._on_host(x).T * w)
 

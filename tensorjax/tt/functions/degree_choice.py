@@ -1,4 +1,4 @@
-"""Choice of Chebyshev degrees: from values along lines, and from the coefficients of a train."""
+"""Choice of Chebyshev degrees: from values along lines, and from a train's coefficients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -89,7 +89,7 @@ def first_bases(
 
 
 def _relative(rows: np.ndarray, scale: Any) -> np.ndarray:
-    """Divides values of f along lines by a scale, to choose degrees; zero where that is zero."""
+    """Divides sampled values by a scale, relative to which Chebyshev degrees are chosen."""
     return rows / np.where(scale > 0, scale, 1.0)
 
 
@@ -99,7 +99,7 @@ def of_degree(basis: Any, degree: int) -> Any:
 
 
 def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws points (count, d) uniformly from a box, to choose the degrees of its bases."""
+    """Draws points (count, d) uniformly from the box of Chebyshev bases, to choose degrees."""
     low = np.array([b.low for b in bases])
     high = np.array([b.high for b in bases])
     return low + (high - low) * rng.random((count, len(bases)))

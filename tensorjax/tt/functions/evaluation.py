@@ -96,7 +96,7 @@ def gradient(f: FunctionTrain, x: ArrayLike) -> jax.Array:
 
 
 def checked_points(f: FunctionTrain, x: Any) -> Any:
-    """Returns evaluation points (…, d) as an array; raises errors for points out of the box."""
+    """Returns points (…, d) to evaluate a functional train at; raises an error out of its box."""
     points = x if isinstance(x, jax.Array) else np.asarray(x)
     if points.dtype.kind in "biu" and not _check.is_traced(points):
         points = np.asarray(points, np.dtype(f.dtype).type(0).real.dtype)

@@ -62,7 +62,7 @@ _MEAN = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class FitInfo:
-    """Report of a fit to samples: status, errors on fitted and held-out samples, ranks, ridge.
+    """Report of a functional-train fit: status, fitted and held-out errors, ranks, ridge.
 
     Errors are root mean squares of the difference over those of the values about their mean: 1 is
     that of a constant, and 1 − error² the coefficient of determination.
@@ -181,7 +181,7 @@ def fit(
 
 
 class _Data:
-    """Normalised samples of a function, split into fitted and held-out ones."""
+    """Normalised samples for a functional-train fit, split into fitted and held-out ones."""
 
     def __init__(self, points: Any, values: Any, bases: list[Basis], share: float, key: Any):
         x, y = _check.points("points", points), np.asarray(_check.inexact("values", values))
@@ -220,7 +220,7 @@ class _Data:
 
 
 class _Fit(NamedTuple):
-    """Functional trains fitted to samples: one without each held-out part, and one to all.
+    """Functional trains fitted to samples: one without each held-out part, and one with all.
 
     Attributes:
       replicas: cores of every fit, of the same ranks; that to all samples is the last one.
@@ -233,12 +233,12 @@ class _Fit(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """TT-ranks of the fits, bond by bond."""
+        """TT-ranks of the fitted functional trains, bond by bond."""
         return [c.shape[0] for c in self.replicas[-1][1:]]
 
 
 class _Work:
-    """Running least-squares fit of a functional train to samples: bases, starts, best, history."""
+    """State of a functional train's least-squares fit: bases, starts, best fit, history."""
 
     def __init__(
         self, data: _Data, bases: list[Basis], ranks: tuple[int, ...], tol: float,
@@ -258,14 +258,14 @@ class _Work:
         self.keep(self.best)
 
     def first_order(self, rows: Any, values: np.ndarray, ridges: Sequence[float]) -> list[Cores]:
-        """Fits sums of functions of one variable to samples, one for each ridge."""
+        """Fits sums of one-variable functions to samples, one per ridge, as functional trains."""
         found = first_order(rows, values, ridges)
         if len(self.bases) == 1:
             return found
         return [balanced(*svd_round(c, self.ranks, None)) for c in found]
 
     def error(self, replicas: Sequence[Cores]) -> float:
-        """Computes the error of the fits on the held-out samples."""
+        """Computes the error of functional-train fits on the held-out samples."""
         residuals = [
             values_at(cores, [r[part] for r in self.rows]) - self.data.y[part]
             for cores, part in zip(replicas, self.data.held, strict=False)
@@ -273,18 +273,18 @@ class _Work:
         return _rms(np.concatenate(residuals))
 
     def keep(self, found: _Fit) -> None:
-        """Stores a fit as the best one, and records its error."""
+        """Stores a functional-train fit as the best one, and records its held-out error."""
         self.best = found
         self.history.append((max([1, *found.ranks]), found.ridge, found.unseen))
 
     def start(self) -> None:
-        """Runs a few ALS sweeps from each start, a sum of functions of one variable."""
+        """Runs a few ALS sweeps of a functional-train fit from each start, a sum of functions."""
         if len(self.bases) > 1:
             for start in self.starts[::_APART]:
                 self.improved(start.replicas, start.ridge, _TRIAL)
 
     def grow(self) -> None:
-        """Raises the TT-ranks of a fit, and adapts the ridge, while the held-out error falls."""
+        """Raises the TT-ranks of a functional-train fit, while its held-out error falls."""
         if len(self.bases) == 1:
             return
         self.improved(self.best.replicas, self.best.ridge, self.most)
@@ -309,14 +309,14 @@ class _Work:
                 self.tune()
 
     def tune(self) -> None:
-        """Tries larger and smaller regularisation (ridge) for the best fit."""
+        """Tries larger and smaller regularisation (ridge) for the best functional-train fit."""
         for factor in (0.1, 10.0):
             while self.fixed_ridge is None and self.best.unseen > self.tol:
                 if not self.improved(self.best.replicas, self.best.ridge * factor, _TRIAL):
                     break
 
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
-        """Runs ALS sweeps while the held-out error falls; returns whether the best fit improved."""
+        """Runs ALS sweeps of a fit while its held-out error falls; tells if the best improved."""
         best, risen, least = self.best, 0, math.inf
         runs = [sweeps(c, *s, ridge) for c, s in zip(replicas, self.samples, strict=True)]
         for now in itertools.islice(zip(*runs, strict=True), most):
@@ -334,7 +334,7 @@ class _Work:
         return better
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads the cores of a fit to higher TT-ranks with small random entries."""
+        """Pads a fitted functional train's cores to higher TT-ranks by small random entries."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -346,14 +346,14 @@ class _Work:
         return out
 
     def lowered(self, part: float) -> list[Cores]:
-        """Rounds all fits to the TT-ranks of the fit to all samples, at a relative error."""
+        """Rounds all functional-train fits to the TT-ranks of the fit to all samples."""
         *others, last = self.best.replicas
         last = balanced(*svd_round(last, None, part**2))
         ranks = [c.shape[0] for c in last[1:]]
         return [*(balanced(*svd_round(c, ranks, None)) for c in others), last]
 
     def result(self, seconds: float) -> tuple[FunctionTrain, FitInfo]:
-        """Returns the functional train of the best fit, and its report."""
+        """Returns the functional train that fits the samples best, and the report of the fit."""
         data, best = self.data, self.best
         cores = best.replicas[-1]
         error = _rms(values_at(cores, self.rows) - data.y)

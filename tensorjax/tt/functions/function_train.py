@@ -29,7 +29,7 @@ class FunctionTrain(
     encode=lambda bases: [[type(b).__name__, *dataclasses.astuple(b)] for b in bases],
     decode=lambda saved: tuple(_KINDS[name](*fields) for name, *fields in saved),
 ):
-    """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a train.
+    """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a tensor train.
 
     A pytree: the bases are static, the cores of c are its arrays.
 
@@ -83,7 +83,7 @@ class FunctionTrain(
 
     @property
     def domain(self) -> tuple[tuple[float, float], ...]:
-        """Intervals (low, high) of all variables: the box on which the function is given."""
+        """Intervals (low, high) of all variables: the box of a functional train."""
         return tuple((b.low, b.high) for b in self.bases)
 
     @property
@@ -160,7 +160,7 @@ def checked(f: Any, name: str = "f") -> FunctionTrain:
 
 
 def checked_variable(f: FunctionTrain, variable: Any) -> int:
-    """Returns the non-negative number of a functional train's variable; checks its range."""
+    """Returns the number of a functional train's variable, not negative; checks its range."""
     return _check.integer("variable", variable, low=-f.ndim, high=f.ndim - 1) % f.ndim
 
 
@@ -168,12 +168,12 @@ _KINDS: dict[str, Any] = {"BSpline": BSpline, "Chebyshev": Chebyshev}
 
 
 def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a matrix on basis coefficients to their dtype, for common bases and derivatives."""
+    """Casts a matrix that acts on a functional train's coefficients to their dtype."""
     return matrix.astype(dtype)
 
 
 def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
-    """Applies matrices, as those to common bases, to modes of a functional train's coefficients."""
+    """Multiplies modes of a functional train's coefficients by matrices, as changes of basis."""
     for k, matrix in matrices.items():
         t = mode_product(t, in_dtype(matrix, t.dtype), k)
     return t
@@ -196,7 +196,7 @@ def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ..
 
 
 def check_boxes(f: FunctionTrain, g: FunctionTrain) -> None:
-    """Raises ValueError if function trains have no common bases: other boxes or kinds of basis."""
+    """Raises ValueError unless functional trains agree in box and kinds of basis."""
     if checked(f).ndim != checked(g, "g").ndim:
         raise ValueError(f"g: expected a function of {f.ndim} variables, got {g.ndim}")
     for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):

@@ -10,7 +10,7 @@ from tensorjax.tt._cross.function_calls import Calls, advice, double, numbers
 
 
 class Values(NamedTuple):
-    """Callable that evaluates a function for the choice of degrees and counts the points.
+    """Callable that evaluates a function to choose Chebyshev degrees, and counts the points.
 
     Attributes:
       function: of points (batch, d), checked; gives values (batch, components).
@@ -24,17 +24,17 @@ class Values(NamedTuple):
 
     @property
     def left(self) -> float:
-        """Number of points at which the function may still be evaluated."""
+        """Number of points at which `interpolate` may still evaluate its function."""
         return self.most - self.spent[0]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the function at points, and counts them."""
+        """Evaluates the function of `interpolate` at points, and counts them."""
         self.spent[0] += len(x)
         return self.function(x)
 
 
 class CheckedValues:
-    """Callable that `interpolate` samples a function by; ValueError for NaN, Inf, wrong shapes."""
+    """Callable that samples a function for `interpolate`; ValueError for NaN, Inf, wrong shapes."""
 
     def __init__(
         self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
@@ -46,7 +46,7 @@ class CheckedValues:
         self.half = False  # whether some values were of half precision, or shorter
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates the function at points (batch, d): returns (batch, components), checked."""
+        """Evaluates and checks the function of `interpolate` at (batch, d): (batch, components)."""
         try:
             values = numbers(np.asarray(self._calls(points)))
         except Exception as error:
@@ -80,5 +80,5 @@ class CheckedValues:
 
 
 def times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
-    """Evaluates the function to interpolate times 2^exponent, in two halves that are in range."""
+    """Evaluates 2^exponent times the function to interpolate, in two halves that are in range."""
     return f(x) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)

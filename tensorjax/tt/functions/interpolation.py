@@ -193,7 +193,7 @@ def interpolate(
 
 
 def _given(pivots: Any, dims: int) -> np.ndarray:
-    """Returns the points (m, d) given to an interpolation as ``pivots=``; none for indices."""
+    """Returns the points (m, d) given to `interpolate` as ``pivots=``; none for multi-indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 
@@ -208,7 +208,7 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
 
 @dataclasses.dataclass
 class _Work:
-    """Interpolation by functional trains that is under way: values at test points, options."""
+    """State of a running interpolation by functional trains: test points, options, history."""
 
     f: Callable[[Any], Any]
     values: Values
@@ -223,7 +223,7 @@ class _Work:
     parts: list[np.ndarray] = dataclasses.field(default_factory=list)  # where f was found late
 
     def run(self, bases: list[Basis]) -> Fit:
-        """Interpolates with higher degrees, or more accurately, until the error is reached."""
+        """Raises degrees or accuracy of an interpolation until it has the error asked for."""
         wanted, best, before, idle = _CROSS * self.tol, None, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
@@ -243,7 +243,7 @@ class _Work:
     def next(
         self, bases: list[Basis], found: Fit, wanted: float
     ) -> tuple[list[Basis], float, Fit] | None:
-        """Chooses bases and tolerance of the next interpolation; None if there should be none."""
+        """Chooses bases and tolerance for the next try of an interpolation; None to stop."""
         if found.bound <= self.tol and self.again(found, more=True).bound <= self.tol:
             return None
         grown = self.grown(bases, found)
@@ -256,7 +256,7 @@ class _Work:
         return None
 
     def again(self, found: Fit, *, more: bool = False) -> Fit:
-        """Measures an interpolation's error anew, with more random points if f cost far more."""
+        """Measures an interpolation's error again, with more test points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
         count = int(min(share * self.values.spent[0] - self.tests.random, self.values.left // 2))
         if count > self.tests.random // 2:
@@ -265,7 +265,7 @@ class _Work:
         return found._replace(error=error, std=std, largest=largest)
 
     def hidden(self, found: Fit) -> HiddenPart | None:
-        """Climbs from an error that stands out to a part of f that an interpolation lacks."""
+        """Climbs from a large error to a part of f that an interpolation lacks; None if none."""
         start = self.tests.worst(found.bases, found.cast)
         if start is None or len(self.parts) >= _PARTS or self.options.get("search") == 0:
             return None
@@ -277,7 +277,7 @@ class _Work:
         return part
 
     def anew(self, part: HiddenPart) -> list[Basis]:
-        """Chooses degrees of an interpolation anew, by lines through a part of f found late too."""
+        """Chooses an interpolation's degrees again, by lines through a newly found part of f."""
         points = np.concatenate(
             [_given(self.options.get("pivots"), len(self.given)), part.point[None]]
         )
@@ -288,7 +288,7 @@ class _Work:
         return first_bases(self.values, self.given, self.free, self.tol, self.most, peaks, self.rng)
 
     def fit(self, bases: list[Basis], tol: float, before: Fit | None) -> Fit:
-        """Interpolates the function in given bases by one cross approximation."""
+        """Interpolates a function in given bases by one cross approximation of its node values."""
         options = dict(self.options)
         if before is not None:
             nodes = {
@@ -316,7 +316,7 @@ class _Work:
         return Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
 
     def grown(self, bases: list[Basis], found: Fit) -> list[Basis] | None:
-        """Raises the degrees of variables that are not resolved; None if all are."""
+        """Raises the degrees of an interpolation's unresolved variables; None if none is."""
         below = [k for k in self.free if bases[k].size <= self.most]
         long = [k for k in below if found.tails[k] > _TAIL * self.tol]
         if not long and _cross_error(found.info) <= self.tol / 2:
@@ -330,7 +330,7 @@ class _Work:
 
 
 def _end(norms: np.ndarray) -> float:
-    """Computes the norm of an interpolant's last coefficients in one variable, of two or more."""
+    """Computes the norm of an interpolant's last coefficients in one variable."""
     return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
 
 

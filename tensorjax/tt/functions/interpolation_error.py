@@ -69,7 +69,7 @@ class ErrorPoints:
 
     @property
     def random(self) -> int:
-        """Number of the random points of the whole box."""
+        """Number of uniformly random points of the box at which an interpolation is tested."""
         return self._count
 
     @property
@@ -78,18 +78,18 @@ class ErrorPoints:
 
     @property
     def rms(self) -> float:
-        """Root mean square of f over the box, estimated from the points."""
+        """Root mean square of f over the box, estimated from an interpolation's test points."""
         top = float(self._sizes.max()) or 1.0
         parts = self._weights * (self._sizes / top) ** 2
         return top * float(np.sqrt(parts.sum() / self._weights.sum()))
 
     @property
     def _fixed(self) -> int:
-        """Number of points that do not depend on the train: random ones, of all boxes."""
+        """Number of an interpolation's test points drawn independently of its tensor train."""
         return self._count + sum(count for _, _, count in self._boxes)
 
     def extend(self, bases: Sequence[Basis], count: int) -> None:
-        """Adds random points of the whole box at which the error is measured."""
+        """Adds uniformly random test points of the box, at which an interpolation is measured."""
         x, u = uniform(bases, count, self._rng), self._count
         true = self._values(x)
         self.x = np.concatenate([self.x[:u], x, self.x[u : self._fixed]])
@@ -98,7 +98,7 @@ class ErrorPoints:
         self._weigh()
 
     def look_at(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Adds points of a box, half as many as random ones, at which the error is measured."""
+        """Adds random test points of a sub-box, at which an interpolation's error is measured."""
         count = int(min(self._count // 2, self._values.left // 4))
         if count < TELLING:
             return
@@ -109,7 +109,7 @@ class ErrorPoints:
         self._weigh()
 
     def _weigh(self, drawn: np.ndarray | float = 0.0) -> None:
-        """Computes the importance weights of all points; ``drawn`` is the density of drawn ones."""
+        """Computes importance weights of test points of an interpolation, random and drawn."""
         density = self._count + drawn * np.ones(len(self.x))
         for low, high, count in self._boxes:
             part = np.exp(np.log((high - low) / self._lengths).sum())
@@ -117,7 +117,7 @@ class ErrorPoints:
         self._weights = 1 / density
 
     def follow(self, bases: Sequence[Basis], cores: Cores) -> None:
-        """Draws points from the square of a train, half as many, if too few points see f."""
+        """Draws test points with density |t|² of a functional train, if too few points see f."""
         count = int(min(self._count // 2, self._values.left // 4))
         if count < TELLING or telling(self._weights * self._sizes**2) >= TELLING:
             return
@@ -130,13 +130,13 @@ class ErrorPoints:
         self._weigh(count * np.exp(np.minimum(source.log_density(self.x), 600.0)))
 
     def worst(self, bases: Sequence[Basis], cores: Cores) -> np.ndarray | None:
-        """Returns the point of the largest error of a train if it is far above all others."""
+        """Returns the test point of a functional train's largest error, if far above all others."""
         found = host_values(bases, cores, self.x).reshape(self.true.shape)
         place = standing_out(np.linalg.norm(found - self.true, axis=1))
         return None if place is None else self.x[place]
 
     def error(self, bases: Sequence[Basis], cores: Cores) -> tuple[float, float, float]:
-        """Measures the error of a train: relative, its deviation, and the largest."""
+        """Measures a functional train's error: relative error, its deviation, largest error."""
         found = host_values(bases, cores, self.x).reshape(self.true.shape)
         difference, size = np.linalg.norm(found - self.true, axis=1), self._sizes
         top = size.max()
@@ -169,21 +169,21 @@ class _Density:
         self.proper = self._sampler.log_norm > -math.inf
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws points (count, d)."""
+        """Draws points (count, d) from the squared density |t|² of a functional train."""
         index = self._sampler.draw(count, rng)[:, : len(self._edges)]
         u = rng.random(index.shape)
         ends = [(e[i], e[i + 1]) for e, i in zip(self._edges, index.T, strict=True)]
         return np.stack([a + (b - a) * v for (a, b), v in zip(ends, u.T, strict=True)], axis=1)
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of the density at points, beside that of uniform ones."""
+        """Returns a functional train's log-density at points, relative to the uniform one."""
         index = [np.searchsorted(e[1:-1], v) for e, v in zip(self._edges, x.T, strict=True)]
         cells = sum(w[i] for w, i in zip(self._log_widths, index, strict=True))
         return self._sampler.log_density(np.stack(index, axis=1)) - cells
 
 
 def _cells(basis: Basis) -> np.ndarray:
-    """Returns the ends (n + 1,) of the cells about basis nodes, in which error points are drawn."""
+    """Returns the ends (n + 1,) of cells about basis nodes, from which test points are drawn."""
     nodes = basis.nodes
     return np.concatenate([[basis.low], (nodes[1:] + nodes[:-1]) / 2, [basis.high]])
 
@@ -264,7 +264,7 @@ def reported(
     *,
     zero: bool,
 ) -> InterpolateInfo:
-    """Builds the report of a finished interpolation; ``zero``: whether all values of f were."""
+    """Builds the report of a finished interpolation; ``zero``: whether f was zero everywhere."""
     status: Any = "converged" if found.bound <= tol else "basis"
     unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
     if unknown or (status == "basis" and found.info.status != "converged"):

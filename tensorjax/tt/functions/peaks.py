@@ -1,4 +1,4 @@
-"""Points where a function of several variables, or an error, is large: ascents along lines.
+"""Points where a function of several variables, or an error, is large, by ascent along lines.
 
 A narrow peak beside a smooth function is met by few random points or by none, but its tail may be:
 one error of a functional train is then far above all others. Ascents of |f − t| along the
@@ -37,7 +37,7 @@ _END, _WIDER = 0.02, 1.5
 
 
 def telling(squares: np.ndarray) -> float:
-    """Returns (Σ s)² / Σ s², the number of points that carry a peaked sum; 0 for all zeros.
+    """Returns (Σ s)² / Σ s², the effective number of points in a peaked sum; 0 for all zeros.
 
     Example:
       >>> import numpy as np
@@ -50,7 +50,7 @@ def telling(squares: np.ndarray) -> float:
 
 
 class Peaks:
-    """Points that climb to local maxima of |f| along lines of nodes, one variable after the other.
+    """Points that ascend to local maxima of |f| along lines of nodes, one variable at a time.
 
     A few lines through the largest of some random points show how f varies where it is large; and
     if only few of these see f, ascents from other points show whether it has other peaks.
@@ -63,7 +63,7 @@ class Peaks:
     def __init__(
         self, points: np.ndarray, values: np.ndarray, given: int, rng: np.random.Generator
     ):
-        """Starts from points (n, d) with values (n, components): random ones, the last given."""
+        """Chooses starts of ascents from points (n, d) and values of f: random and given ones."""
         start = len(points) - given
         every = np.linalg.norm(values, axis=1)
         sizes = every[:start]
@@ -78,7 +78,7 @@ class Peaks:
 
     @property
     def lines(self) -> int:
-        """Largest number of lines along each variable in the next ascent."""
+        """Largest number of lines along each variable in the next ascent to peaks of f."""
         return len(self.points) * self._sweeps
 
     @property
@@ -86,13 +86,13 @@ class Peaks:
         return _MORE_SWEEPS if self._climbed else (_SWEEPS if self.concentrated else 2)
 
     def hidden(self, lines: np.ndarray) -> bool:
-        """Whether a peak stands out of all values (m, n, components) on the line through it."""
+        """Whether |f| at a climbing point is far above its values at the nodes of its line."""
         return bool((np.linalg.norm(lines, axis=2).max(axis=1) < _HIDDEN * self._sizes).any())
 
     def climb(
         self, values: Callable[[np.ndarray], np.ndarray], grids: Mapping[int, np.ndarray]
     ) -> dict[int, np.ndarray]:
-        """Climbs along lines of nodes of some variables, in turn; then joins equal points.
+        """Climbs to peaks of f along lines of nodes of some variables, in turn; joins equal points.
 
         Args:
           values: f of points (batch, d).
@@ -121,7 +121,7 @@ class Peaks:
         return self._joined(lines)
 
     def _joined(self, lines: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Joins equal points, and leaves out those where f is zero, with their lines."""
+        """Joins equal points of an ascent to peaks of f, and removes those where f is zero."""
         once = np.sort(np.unique(self.points, axis=0, return_index=True)[1])
         keep = once[self._sizes[once] > 0]
         self.points, self._sizes = self.points[keep], self._sizes[keep]
@@ -129,7 +129,7 @@ class Peaks:
 
 
 def along(points: np.ndarray, k: int, nodes: np.ndarray) -> np.ndarray:
-    """Returns points (m n, d) on lines along variable k, along which peaks are climbed.
+    """Returns points (m n, d) on lines along variable k, for ascents to peaks of f.
 
     Example:
       >>> import numpy as np
@@ -155,7 +155,7 @@ class HiddenPart(NamedTuple):
 
 
 def standing_out(wrong: np.ndarray) -> int | None:
-    """Returns the place of the largest of some errors if it is far above the others, else None.
+    """Returns the index of the largest of some errors if it is far above the others, else None.
 
     Example:
       >>> import numpy as np
@@ -219,7 +219,7 @@ def hidden_part(
 
 
 def _width(line: np.ndarray, wrong: np.ndarray, top: float) -> float:
-    """Returns how far the errors on a line are large, on the side where they are so farther."""
+    """Returns the reach of large errors along a line from their top, on its longer side."""
     far = np.abs(line - top)
     large = wrong > _END * wrong.max()
     beyond = far[~large & (far > 0)]

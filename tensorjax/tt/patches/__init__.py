@@ -1,4 +1,4 @@
-"""Patched trains: functions that need high TT-ranks at few places, as trains on parts of a tensor.
+"""Patched trains: functions of locally high TT-ranks, as trains on parts of a tensor.
 
 Example:
   >>> import jax, numpy as np

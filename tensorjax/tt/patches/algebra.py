@@ -90,7 +90,7 @@ def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
 
 
 def _groups(rows: np.ndarray) -> dict[Prefix, np.ndarray]:
-    """Groups equal index prefixes of patches: returns the positions of each distinct row."""
+    """Groups the index prefixes of patches: returns the positions of each distinct prefix."""
     unique, which = np.unique(rows, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])

@@ -88,7 +88,7 @@ def to_tt(p: PatchedTT, *, tol: float | None = None) -> TT:
 def joined(
     parts: Mapping[int, TT], shape: Sequence[int], tol: float | None, more: Sequence[TT] = ()
 ) -> TT:
-    """Joins the trains of neighbouring patches to one train, with one mode more in front.
+    """Joins the trains of neighbouring patches to one train, with one more leading mode.
 
     Args:
       parts: from the index to the train.

@@ -190,7 +190,7 @@ class _Leaf:
 
 
 class _Splitting:
-    """Adaptive splitting of a function's domain into patches: fitted ones, and waiting ones."""
+    """State of an adaptive splitting of a function's domain: fitted and waiting patches."""
 
     def __init__(self, oracle: Oracle, **options: Any):
         self.tol: float = options["tol"]
@@ -204,7 +204,7 @@ class _Splitting:
         self._waiting: list[tuple[float, Prefix, _Leaf]] = []  # with what the parent found there
 
     def run(self) -> Status:
-        """Fits and splits patches until every patch fits or a limit is met."""
+        """Fits patches of a function's domain, and splits them until all fit or a limit is met."""
         self._oracle.start(np.zeros((1, len(self._modes)), np.int64))
         _check.tolerance(self.tol, self._kind)
         self.tol = max(_FIT * self.tol, 10 * float(jnp.finfo(self._kind).eps))
@@ -226,7 +226,7 @@ class _Splitting:
 
     @property
     def _kind(self) -> Any:
-        """Dtype of the patched train, known once the function was called."""
+        """Dtype of the patched train, known once the approximated function was called."""
         return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
     def _place(self, prefix: Prefix, found: _Leaf) -> None:
@@ -249,7 +249,7 @@ class _Splitting:
             heapq.heappush(self._waiting, (-share.error, (*prefix, digit), share))
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
-        """Estimates the norm of a function on a patch from random entries."""
+        """Estimates a function's norm on a patch of its domain from random entries."""
         count = int(min(_SAMPLES, self._oracle.left))
         rng = np.random.default_rng(self.searches)
         index = np.stack([rng.integers(n, size=count) for n in rest], axis=1)
@@ -267,7 +267,7 @@ class _Splitting:
         return found.error + 2 * found.std <= self.tol * whole * share
 
     def _give_up(self, status: Status) -> Status:
-        """Ends the splitting early: unfitted patches take the trains of their parents."""
+        """Ends patched cross approximation early: unfitted patches take their parents' trains."""
         if not self.leaves and not self._waiting:
             self.leaves[()] = _Leaf(None, 0.0, 0.0, math.inf, False)
         for _, prefix, share in self._waiting:
@@ -344,7 +344,7 @@ class _Splitting:
         return self._pivots[here, len(prefix) :] if here.any() else None
 
     def merge(self, tol: float) -> float:
-        """Joins patches that one train of bounded rank can hold; returns the error of that."""
+        """Merges patches that one train of bounded rank can hold; returns the error allowed."""
         depth = max(map(len, self.leaves))
         share, spent = tol / max(1, depth), 0
         for level in range(depth, 0, -1):

@@ -122,7 +122,7 @@ def _rationals(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _scaled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Multiplies each row of an affine map by its common denominator; returns integers and these.
+    """Multiplies rows of an affine map by their common denominators; returns integers and these.
 
     The offsets stay Python integers, for those of grids of many digits.
     """
@@ -142,7 +142,7 @@ def _steps(
     common: list[int],
     last: set[tuple[int, ...]],
 ) -> tuple[list[Step], list[tuple[int, ...]]]:
-    """Builds the automaton that computes A i + b digit by digit; returns its first states too.
+    """Builds the automaton of the affine map A i + b on digits; returns its first states too.
 
     The state between two digits is the vector of what digits further right have to add up to. At
     a level it is b·c + (digits of A i + b) − A (digits of i), for carries c out of that level and

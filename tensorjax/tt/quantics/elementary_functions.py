@@ -227,7 +227,7 @@ def sine(
 
 
 def _wave(grid: QuanticsGrid, frequencies: Any, phase: Any, dtype: Any, part: int) -> TT:
-    """Builds the elementary functions cosine (0) and sine (1) from a rotation per digit."""
+    """Builds a cosine (0) or sine (1) on a quantics grid from a rotation per digit."""
     w, kind = _per_dimension("frequencies", grid, frequencies, dtype)
     start, wide = parameter("phase", phase, dtype)
     if start.shape:

@@ -53,7 +53,7 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes of a tensor on the quantics grid, one mode per digit, or fused digits."""
+        """Mode sizes of a tensor on the quantics grid: a mode for each digit, or fused digits."""
         bits = _each(self.bits, self.dims)
         if not self.fused:
             return (self.base,) * sum(bits)
@@ -115,7 +115,7 @@ class QuanticsGrid(NamedTuple):
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
     def nearest(self, x: ArrayLike) -> np.ndarray:
-        """Finds the digits of the grid points that are nearest to given coordinates.
+        """Finds the digits of the quantics grid points nearest to given coordinates.
 
         Args:
           x: coordinates (…, dims); those outside of the grid are moved to its ends.
@@ -333,7 +333,7 @@ def _powers(base: int, bits: int) -> np.ndarray:
 
 
 def places(bits: Sequence[int], interleaved: bool) -> list[tuple[int, int]]:
-    """Returns dimension and level of each digit from the digits per dimension of a grid.
+    """Returns dimension and level of each digit of a quantics grid, from digits per dimension.
 
     Levels count from the most significant digit, so that digits of one level tell of one share of
     each dimension's length, however many digits follow.
@@ -383,7 +383,7 @@ def _check_order(interleaved: bool, fused: bool) -> None:
 
 
 def _counted(modes: int, dims: int, bits: Any, base: int, fused: bool) -> tuple[int, ...]:
-    """Returns the number of digits of each dimension from a count of modes; ValueError if unfit."""
+    """Returns each dimension's number of digits in a quantics grid; ValueError for wrong modes."""
     if bits is None:
         count, rest = (modes, 0) if fused else divmod(modes, dims)
         if rest or not count:

@@ -56,7 +56,7 @@ def box(
     *,
     dtype: DTypeLike | None = None,
 ) -> TT:
-    """Constructs the indicator of a box, 1 where low_j ≤ x_j < high_j for all j, else 0.
+    """Constructs a box indicator on a quantics grid: 1 where low_j ≤ x_j < high_j for all j.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`.
@@ -112,7 +112,7 @@ def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
 
 
 def interval(base: int, bits: int, first: int, last: int) -> list[Any]:
-    """Builds the cores, over one dimension's digits, of the indicator of first ≤ i < last."""
+    """Builds a quantics train's cores of the indicator of first ≤ i < last in one dimension."""
     if first >= last:
         return [np.zeros((1, base, 1))] * bits
     lower, upper = _digits(base, bits, first), _digits(base, bits, last - 1)
@@ -175,7 +175,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:
-    """Checks the end of an indicator: one concrete number per dimension of the grid."""
+    """Checks the end of an indicator's box: one concrete number per dimension of the grid."""
     given = [value] * grid.dims if np.ndim(value) == 0 else list(value)
     if len(given) != grid.dims:
         raise ValueError(f"{name}: expected one number or {grid.dims}, got {value!r}")

@@ -72,7 +72,7 @@ def shift(
 
 
 def _carried(base: int, bits: int, by: int, *, periodic: bool) -> list[Any]:
-    """Builds the cores of a shift by grid points in one dimension: adds digits, with carries."""
+    """Builds the cores of a shift by grid points in one dimension, with carries of digits."""
     if by >= base**bits:
         return [np.zeros((1, base, base, 1))] * bits
     rows, columns = np.ogrid[:base, :base]

@@ -15,7 +15,7 @@ from tensorjax.tt.quantics.digit_trains import like
 
 @placed
 def circulant(t: TT) -> TTMatrix:
-    """Constructs the circulant matrix C[i, j] = t[(i − j) mod N] from its first column, a train.
+    """Constructs the circulant TT-matrix C[i, j] = t[(i − j) mod N] from a tensor train t.
 
     Args:
       t: TT of the N entries, most significant digits first, whose modes may have any sizes.
@@ -43,7 +43,7 @@ def circulant(t: TT) -> TTMatrix:
 
 @placed
 def toeplitz(t: TT) -> TTMatrix:
-    """Constructs the N × N Toeplitz matrix from its first column and row, one train of 2 N entries.
+    """Constructs the N × N Toeplitz matrix from its first column and row, a train of 2 N entries.
 
     Args:
       t: TT of shape (2, n_1, …, n_d), N = ∏ n_k: the first N entries are the column, entry 2 N − k

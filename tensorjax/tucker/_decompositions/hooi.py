@@ -1,4 +1,4 @@
-"""Tucker decomposition to given ranks by alternating least squares (HOOI), of masked data too."""
+"""Tucker decomposition to given ranks by higher-order orthogonal iteration (HOOI), also masked."""
 
 import math
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def hooi(
 
 
 def _sweep(x: np.ndarray, factors: list[Any], ranks: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Updates each Tucker factor to the leading left vectors of x projected on the others."""
+    """Updates each Tucker factor to leading left singular vectors of x projected on the others."""
     factors = list(factors)
     image = x
     for k in range(x.ndim):

@@ -127,7 +127,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Runs the ST-HOSVD of a small array, if `from_dense` chooses it; None for other arrays."""
+    """Decomposes a small array by Gram ST-HOSVD, if that is chosen; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}

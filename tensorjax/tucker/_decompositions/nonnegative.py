@@ -98,6 +98,6 @@ def _sweep(x: np.ndarray, core: Any, factors: list[Any], kept: Any) -> tuple[Any
 
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Divides the two parts of a gradient, for a multiplicative update; zero where both vanish."""
+    """Divides a gradient's parts, for a multiplicative Tucker update; 0 where both vanish."""
     tiny = np.finfo(below.dtype).tiny
     return above / np.maximum(below, tiny) * (below > tiny)
