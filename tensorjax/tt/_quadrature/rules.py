@@ -1,6 +1,7 @@
 """Nodes and weights of Gauss–Legendre and Gauss–Kronrod rules, and errors by Legendre series."""
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -12,6 +13,10 @@ _ROUNDOFF = 1e-15
 # Fewest nodes for an estimate by rules on half and a quarter of them; and a factor between errors
 # of the rule and of these, where one is so small by chance that they show no order.
 _LEAST_NODES, _BY_CHANCE = 31, 8
+# Least factors by which coefficients of a series that decays by a power fall: from one range of
+# degrees to the next, each of twice the degrees, and to the last quarter of all degrees. Those of a
+# logarithm fall by a factor of two, those of a jump by one and a half, those of noise grow.
+_FALLS = (1.6, 1.6, 1.1)
 
 
 class Rule(NamedTuple):
@@ -35,18 +40,31 @@ class Rule(NamedTuple):
     def error(self, values: np.ndarray) -> float:
         """Estimates the error of a quadrature rule from the values of a function at its nodes.
 
-        The least of two estimates. One is that of a function with a Legendre series that decays by
-        some factor from degree to degree: coefficients above the rule's degree are extrapolated
-        from the last half of the known ones. That is far too much for a function with a kink or a
-        logarithm, whose series decays by a power of the degree; the other is from rules on half
-        and a quarter of the nodes, and the order of convergence that they show.
+        That of a function with a Legendre series that decays by some factor from degree to degree:
+        coefficients above the rule's degree are extrapolated from the last half of the known ones.
+        It is far too much for a function with a kink or a logarithm, whose series decays by a
+        power of the degree. Where the known coefficients do, up to the last, the estimate may be
+        the lower one from rules on half and a quarter of the nodes, and the order of convergence
+        that they show. Coefficients of what varies faster than the nodes do not decay: two rules
+        may then agree by chance.
         """
-        columns = values[:, None] if values.ndim == 1 else values
-        return min(self._by_series(columns), self._by_order(columns))
+        columns = (values[:, None] if values.ndim == 1 else values).T
+        return max(min(self._by_series(v[:, None]), self._by_order(v[:, None])) for v in columns)
+
+    def _by_power(self, columns: np.ndarray) -> bool:
+        """Whether a Legendre series decays at least by a power of the degree, up to its end."""
+        c, n = np.abs(self.series @ columns), len(self.nodes)
+        if not c.any():
+            return False
+        c = c / c.max()
+        edges = [n // 8, n // 4, n // 2, (3 * n) // 4, n]
+        size = [math.sqrt(np.mean(c[a:b] ** 2)) for a, b in itertools.pairwise(edges)]
+        falls = zip(size[:-1], size[1:], _FALLS, strict=True)
+        return all(before >= fall * after for before, after, fall in falls)
 
     def _by_order(self, columns: np.ndarray) -> float:
         """Estimates a quadrature error as C n^−p from two coarser rules; inf if they show none."""
-        if self.coarser is None:
+        if self.coarser is None or not self._by_power(columns):
             return math.inf
         half, quarter = np.abs((self.coarser - self.weights) @ columns)
         # With order p these are by a factor of 2^p + 1 apart, and the error is half / (2^p − 1).
