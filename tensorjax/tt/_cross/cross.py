@@ -67,7 +67,8 @@ def cross(
     One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
     without knowing its error: "unseen", "stalled" or "zero". So is one of which half of the entries
     are known, and, before it counts as converged, one of up to 2^16 of which a quarter are: with
-    ranks so high it may have a kink. Where f costs too much for that, ``max_evaluations`` or
+    ranks so high it may have a kink. Evaluations must be left for all entries that are not known
+    (in the cache). Where f costs too much for that, ``max_evaluations`` or
     ``search=0`` asks for a search.
 
     Args:
