@@ -329,3 +329,38 @@ def test_complex_values_that_come_late_keep_their_imaginary_parts(key):
     i = np.random.default_rng(key).integers(0, 30, (300, 4))
     i[0] = 0
     np.testing.assert_allclose(tt.evaluate(t, i), f(i), atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", [0, 4000, 30_000, 1 << 30])
+def test_a_larger_budget_is_no_worse_with_any_cache(cache):
+    """What the cache forgot is not known: to read all entries costs it again."""
+
+    def f(i):
+        return np.abs(i[:, 0] - 0.7 * i[:, 1] - 3.3)
+
+    right = f(np.indices((160, 160)).reshape(2, -1).T)
+    for budget in (13_000, 26_000, 30_000, 60_000):
+        t, info = tt.cross(
+            f, (160, 160), tol=1e-3, cache=cache, max_evaluations=budget, key=jax.random.key(0)
+        )
+        wrong = norm(np.asarray(tt.to_dense(t)).ravel() - right) / norm(right)
+        assert info.evaluations <= budget
+        assert info.status != "converged" or wrong <= 3e-3
+        assert wrong <= 3 * (info.error + 2 * info.error_std)
+        assert (info.status == "budget") <= (info.evaluations > 0.9 * budget)
+        if cache > 25_600 and budget > 25_600:
+            assert info.status == "converged"
+
+
+def test_jumps_of_values_whose_squares_underflow():
+    """A peak at a pivot is so large that all values at random entries have squares of zero."""
+
+    def f(i):
+        n = i.sum(axis=1)
+        return np.where(n == 0, 1.0, 1e-180 * (1 + n) * (n % 3 == 0))
+
+    t, info = tt.cross(
+        f, (40,) * 3, tol=1e-6, pivots=[[0] * 3], max_evaluations=20_000, key=jax.random.key(0)
+    )
+    assert info.status in ("converged", "unseen")
+    assert float(tt.evaluate(t, [0] * 3)) == pytest.approx(1)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from scipy import interpolate as scipy_interpolate
 
 from tensorjax import tt
+from tensorjax.tt.functions import interpolation
 
 functions = tt.functions
 # One dtype by default: every other one compiles the same programs again.
@@ -516,3 +518,30 @@ def test_a_function_that_gives_out_the_same_array_again() -> None:
     f, info = functions.interpolate(function, [(0, 1)] * 3, tol=1e-5)
     assert info.status == "converged"
     assert f([0.5, 0.2, 0.3]) == pytest.approx(np.exp(-1), rel=1e-4)
+
+
+def test_no_error_of_few_points_outlives_more_of_them() -> None:
+    """A first fit seems good at few points; the flat top of a part of f shows at more of them."""
+    tests: Any = SimpleNamespace(random=1000, error=lambda bases, cores: (0.05, 0.0, 1.0))
+    tests.extend = lambda bases, count: setattr(tests, "random", tests.random + count)
+    values: Any = SimpleNamespace(left=1e9, spent=[100_000])
+    info: Any = SimpleNamespace(status="converged", error=1e-7, error_std=0.0)
+
+    class Work(interpolation._Work):
+        fits = 0
+
+        def fit(self, bases: Any, tol: float, before: Any) -> Any:
+            self.fits += 1
+            error = 2e-6 if self.fits == 1 else 0.05
+            return interpolation.Fit([], [np.ones(1)], [np.ones(1)], [0.0], error, 0.0, 1.0, info)
+
+        def grown(self, bases: Any, found: Any) -> None:
+            return None
+
+        def hidden(self, found: Any) -> None:
+            return None
+
+    rng = np.random.default_rng(0)
+    work = Work(lambda x: x, values, tests, 1e-5, 1e-14, [], [], 60, {}, rng)
+    assert work.run([]).error == 0.05
+    assert tests.random > 1000

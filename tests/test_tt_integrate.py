@@ -1,5 +1,6 @@
 """Integrals by cross approximation: values, measured errors, statuses, wrong arguments."""
 
+import concurrent.futures
 import math
 
 import jax
@@ -234,6 +235,34 @@ def test_values_of_any_kind_and_size(by, kind):
 
 
 def test_masked_values_are_none():
-    f = lambda x: np.ma.masked_greater(x.sum(1), 1.9)  # noqa: E731
-    with pytest.raises(ValueError, match="NaN"):
-        tt.integrate(f, [(0, 1)] * 2, tol=1e-3)
+    for f, vectorized in [
+        (lambda x: np.ma.masked_greater(x.sum(1), 1.9), True),
+        (lambda x: np.ma.masked_greater(x.sum(), 1.9), False),
+        (lambda x: np.ma.masked if x.sum() > 1.9 else x.sum(), False),
+    ]:
+        with pytest.raises(ValueError, match="NaN"):
+            tt.integrate(f, [(0, 1)] * 2, tol=1e-3, vectorized=vectorized)
+        with (
+            concurrent.futures.ThreadPoolExecutor(1) as pool,
+            pytest.raises(ValueError, match="NaN"),
+        ):
+            tt.functions.interpolate(
+                f, [(0, 1)] * 2, tol=1e-3, vectorized=vectorized, executor=pool
+            )
+
+
+def test_rules_disregard_what_varies_faster_than_their_nodes_no_more_than_a_series_does():
+    """Rules on fewer nodes agree by chance: that is no order of convergence."""
+    rng = np.random.default_rng(55)
+    wrong, by_series = 0, 0
+    for _ in range(300):
+        a, w, p, c = rng.uniform(0.01, 0.3), rng.uniform(100, 3000), rng.uniform(0, 6), rng.random()
+        kink = rng.integers(2) / 2
+        exact = 2 + a * (np.sin(w + p) - np.sin(p - w)) / w + kink * (1 + c**2)
+        for n in (15, 31, 63, 127, 255):
+            rule = gauss_kronrod(n)
+            f = 1 + a * np.cos(w * rule.nodes + p) + kink * np.abs(rule.nodes - c)
+            off = abs(float(rule.weights @ f) - exact) > 1e-3 * exact
+            wrong += off and rule.error(f) <= 1e-3 * exact
+            by_series += off and rule._replace(coarser=None).error(f) <= 1e-3 * exact
+    assert wrong <= by_series <= 10

@@ -259,6 +259,14 @@ class Approximation:
         return self.held.size <= most
 
     @property
+    def payable(self) -> bool:
+        """Whether the budget allows evaluations of all entries that are not known."""
+        size, oracle = self.held.size, self.oracle
+        # A cache that is too small for all forgets known ones while the others are evaluated.
+        known = oracle.remembered if oracle.holds(size) else 0
+        return self.held.all or size - known <= oracle.left
+
+    @property
     def affordable(self) -> bool:
         """Whether a tensor may be evaluated in full where the search of `cross` fails."""
         budget, size = self.options.budget, self.held.size
@@ -279,7 +287,7 @@ class Approximation:
     def _known(self, part: int) -> bool:
         """Whether 1/``part`` of a tensor is evaluated, and the budget of `cross` has the rest."""
         size = self.held.size
-        few = size <= min(self.options.budget, part * self.oracle.evaluations)
+        few = size <= part * self.oracle.remembered and self.payable
         elements = size * self.held.values.shape[1]
         return self.options.search > 0 and few and elements <= _MOST_ELEMENTS
 

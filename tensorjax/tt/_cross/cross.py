@@ -67,7 +67,8 @@ def cross(
     One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
     without knowing its error: "unseen", "stalled" or "zero". So is one of which half of the entries
     are known, and, before it counts as converged, one of up to 2^16 of which a quarter are: with
-    ranks so high it may have a kink. Where f costs too much for that, ``max_evaluations`` or
+    ranks so high it may have a kink. Evaluations must be left for all entries that are not known
+    (in the cache). Where f costs too much for that, ``max_evaluations`` or
     ``search=0`` asks for a search.
 
     Args:
@@ -101,7 +102,9 @@ def cross(
         It is not called where a tensor is read entirely, or the first train is accurate enough.
       dtype: of the result; that of f's values, as JAX has it, if None.
       cache: values of f kept at most, about 150 bytes each. When it is full, it is emptied, and f
-        may be evaluated again where it was before; entries that are fitted are kept apart.
+        may be evaluated again where it was before; entries that are fitted are kept apart. Those
+        it forgot do not count as known: with room for fewer than all entries of a tensor, all are
+        read only if the evaluations left allow for each of them.
       executor: workers that evaluate f: anything with ``submit`` or ``map`` as executors of
         `concurrent.futures` have them. f is called on parts of a batch, or at one point after the
         other (``vectorized=False``), and not compiled; processes need one that can be pickled.

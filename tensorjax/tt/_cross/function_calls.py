@@ -300,7 +300,7 @@ class OneByOne:
         values: list[Any] = []
         try:
             for point in points:
-                values.append(self._f(point))
+                values.append(unmasked(self._f(point)))
         except BaseException:
             self.done = values
             raise

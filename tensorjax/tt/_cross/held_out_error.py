@@ -97,6 +97,8 @@ class HeldOut:
 
     def read_all(self) -> None:
         """Evaluates all entries of a tensor as held-out ones, which makes error estimates exact."""
+        if self.all:
+            return
         index = self._every()
         parts = [self._oracle.points(index[k : k + _READ]) for k in range(0, len(index), _READ)]
         self.values = np.concatenate(parts)
@@ -205,7 +207,7 @@ class HeldOut:
         levels, counts = np.unique(values, axis=0, return_counts=True)
         common = levels[counts.argmax()]
         if not common.any() and len(levels) > _FEW_VALUES:
-            sizes = squares(values) ** 0.5
+            sizes = np.abs(values).max(axis=1)  # squares of small values may all be zero
             least = sizes[sizes > 0].min()
             if least < _UNDERFLOW * sizes.max():  # a tail that ends in zeros, as of exp(-x^2)
                 return False

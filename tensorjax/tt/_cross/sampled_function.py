@@ -124,6 +124,15 @@ class Oracle:
         """Number of evaluations of f that the budget of `cross` still allows."""
         return self._budget - self.evaluations
 
+    @property
+    def remembered(self) -> int:
+        """Number of multi-indices whose values are in the cache."""
+        return len(self._rows)
+
+    def holds(self, count: int) -> bool:
+        """Whether the cache has room for so many values, and never forgets one of them."""
+        return count <= self._cache
+
     def points(self, index: np.ndarray) -> np.ndarray:
         """Evaluates the function of `cross` at multi-indices: (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])

@@ -119,7 +119,7 @@ class Search:
     def _run(self) -> Status:
         self.fit.look()
         few = self.fit.small and self.held.telling < self.held.enough
-        if few or (self.fit.readable and not self._fails):
+        if self.fit.payable and (few or (self.fit.readable and not self._fails)):
             try:
                 return self.fit.whole()
             except FunctionFailed:
@@ -154,7 +154,7 @@ class Search:
         if status == "converged" and self.doubt > self.tol and not fit.like_exact:
             status = "unseen"
         known = fit.small or self.held.all or (fit.affordable and not self._fails)
-        if status not in ("stalled", "unseen", "zero") or not known:
+        if status not in ("stalled", "unseen", "zero") or not (known and fit.payable):
             return status
         try:
             return fit.whole()
@@ -164,14 +164,16 @@ class Search:
             return status
 
     def _read(self) -> Status | None:
-        """Evaluates a tensor in full during a search of `cross`; None if f fails at an entry."""
+        """Reads all entries during a search of `cross`; None if f or the budget does not allow."""
         if self._fails:
             return None
         try:
             return self.fit.whole()
         except FunctionFailed:
             self._fails = True
-            return None
+        except BudgetExhausted:
+            pass
+        return None
 
     def _sweep_on(self, sets: Sets) -> Status:
         options = self._options

@@ -184,11 +184,11 @@ class Verification:
         """Whether a cross approximation meets its tolerance at more held-out entries."""
         held = self._fit.held
         more = min(self._fit.options.asked - held.uniform, self._fit.oracle.left)
-        known = self._fit.oracle.evaluations
+        known = self._fit.oracle.remembered
         readable = max(known, self._fit.options.asked)
         if self._fit.rare or held.jumps:
             readable = max(readable, min(_READ * known, _MOST_READ))
-        if held.size <= min(readable, known + self._fit.oracle.left):
+        if held.size <= readable and self._fit.payable:
             held.read_all()
         elif more >= 1:
             held.extend(int(more))

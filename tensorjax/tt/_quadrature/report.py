@@ -50,10 +50,12 @@ class IntegrateInfo:
       error: estimated absolute error, the sum of the two below; of the largest component if f has
         several. inf where the cross approximation cannot know its error.
       quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
-        Legendre series of the integral over all others, for Kronrod rules with 31 points or more
-        from those on half and a quarter of the points too, and from f at random points between the
+        Legendre series of the integral over all others, and from f at random points between the
         nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
-        the rule on half of the points. Structure between nodes that no random point meets escapes.
+        the rule on half of the points. For Kronrod rules with 31, 63, 127, … points, and a series
+        that decays steadily by a power of the degree, as at a kink or a logarithm, it may be the
+        lower one from rules on a half, a quarter and an eighth of the points; else, as at jumps, it
+        may be far too large. Structure between nodes that no random point meets escapes.
       cross_error: from f at points drawn with the weights, to which the train was not fitted: mean
         of the difference and two of its standard errors.
       evaluations: points at which f was evaluated, all tries together.

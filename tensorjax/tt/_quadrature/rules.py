@@ -1,6 +1,7 @@
 """Nodes and weights of Gauss–Legendre and Gauss–Kronrod rules, and errors by Legendre series."""
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -9,9 +10,13 @@ from numpy.polynomial import legendre
 
 # Coefficients below this part of the largest one are roundoff.
 _ROUNDOFF = 1e-15
-# Fewest nodes for an estimate by rules on half and a quarter of them; and a factor between errors
-# of the rule and of these, where one is so small by chance that they show no order.
-_LEAST_NODES, _BY_CHANCE = 31, 8
+# Fewest nodes for an estimate by rules on fewer of them; the order of convergence of kinks and
+# logarithms, a factor for safety, and one more where the errors of these rules show no order.
+_LEAST_NODES, _ORDER, _SAFETY, _UNORDERED = 31, 2, 1.75, 8
+# Least factors by which coefficients of a series that decays by a power fall: from one range of
+# degrees to the next, each of twice the degrees, and to the last quarter of all degrees. Those of a
+# logarithm fall by a factor of two, those of a jump by one and a half, those of noise grow.
+_FALLS = (1.85, 1.85, 1.3)
 
 
 class Rule(NamedTuple):
@@ -22,8 +27,8 @@ class Rule(NamedTuple):
       weights: (n,), positive.
       series: (n, n) from values at the nodes to coefficients of Legendre polynomials.
       degree: of polynomials for which it is exact.
-      coarser: weights (2, n) of rules on about half and a quarter of the nodes, zero elsewhere;
-        None if there are none.
+      coarser: weights (3, n) of rules on about a half, a quarter and an eighth of the nodes, zero
+        elsewhere; None if there are none.
     """
 
     nodes: np.ndarray
@@ -35,27 +40,41 @@ class Rule(NamedTuple):
     def error(self, values: np.ndarray) -> float:
         """Estimates the error of a quadrature rule from the values of a function at its nodes.
 
-        The least of two estimates. One is that of a function with a Legendre series that decays by
-        some factor from degree to degree: coefficients above the rule's degree are extrapolated
-        from the last half of the known ones. That is far too much for a function with a kink or a
-        logarithm, whose series decays by a power of the degree; the other is from rules on half
-        and a quarter of the nodes, and the order of convergence that they show.
+        That of a function with a Legendre series that decays by some factor from degree to degree:
+        coefficients above the rule's degree are extrapolated from the last half of the known ones.
+        It is far too much for a function with a kink or a logarithm, whose series decays by a
+        power of the degree. Where the known coefficients do, up to the last, the estimate may be
+        the lower one from rules on a half, a quarter and an eighth of the nodes, and the order of
+        convergence that they show. Coefficients of what varies faster than the nodes do not decay:
+        two rules may then agree by chance.
         """
-        columns = values[:, None] if values.ndim == 1 else values
-        return min(self._by_series(columns), self._by_order(columns))
+        columns = (values[:, None] if values.ndim == 1 else values).T
+        return max(min(self._by_series(v[:, None]), self._by_order(v[:, None])) for v in columns)
+
+    def _by_power(self, columns: np.ndarray) -> bool:
+        """Whether a Legendre series decays at least by a power of the degree, up to its end."""
+        c, n = np.abs(self.series @ columns), len(self.nodes)
+        if not c.any():
+            return False
+        c = c / c.max()
+        edges = [n // 8, n // 4, n // 2, (3 * n) // 4, n]
+        size = [math.sqrt(np.mean(c[a:b] ** 2)) for a, b in itertools.pairwise(edges)]
+        falls = zip(size[:-1], size[1:], _FALLS, strict=True)
+        return all(before >= fall * after for before, after, fall in falls)
 
     def _by_order(self, columns: np.ndarray) -> float:
-        """Estimates a quadrature error as C n^−p from two coarser rules; inf if there are none."""
-        if self.coarser is None:
+        """Estimates a quadrature error as C n^−p from coarser rules; inf if there is none."""
+        if self.coarser is None or not self._by_power(columns):
             return math.inf
-        half, quarter = np.abs((self.coarser - self.weights) @ columns)
+        half, quarter, eighth = np.abs((self.coarser - self.weights) @ columns)
         # With order p these are by a factor of 2^p + 1 apart, and the error is half / (2^p − 1).
         rate = quarter - 2 * half
         ordered = half**2 / np.where(rate > 0, rate, 1.0)
-        # One of the two may be small by chance, as errors of kinks have changing signs.
-        least = np.maximum(half, quarter / _BY_CHANCE)
-        unordered = _BY_CHANCE * np.maximum(half, quarter)
-        return float(np.max(np.where(rate > 0, np.maximum(least, ordered), unordered)))
+        # One or two may be small by chance, as errors of kinks have changing signs.
+        by = 2**_ORDER
+        least = np.maximum(half, np.maximum(quarter / by, eighth / by**2))
+        unordered = _UNORDERED * np.maximum(half, quarter)
+        return _SAFETY * float(np.max(np.where(rate > 0, np.maximum(least, ordered), unordered)))
 
     def _by_series(self, columns: np.ndarray) -> float:
         """Estimates a quadrature error from the decay of a Legendre series."""
@@ -84,15 +103,14 @@ def _rule(nodes: np.ndarray, degree: int) -> Rule:
 
 
 def _coarser(nodes: np.ndarray) -> np.ndarray | None:
-    """Returns weights of a Gauss–Kronrod rule's embedded Gauss rule, and of every second node.
+    """Returns weights of a Gauss–Kronrod rule's Gauss rule, and of every second and fourth node.
 
-    None if there are too few, or an even number of Gauss nodes, as every second one is then off
-    centre.
+    None if there are too few, or if these would be off centre.
     """
-    if len(nodes) < _LEAST_NODES or len(nodes) % 4 != 3:
+    if len(nodes) < _LEAST_NODES or len(nodes) % 8 != 7:
         return None
-    out = np.zeros((2, len(nodes)))
-    for row, step in zip(out, (2, 4), strict=True):
+    out = np.zeros((3, len(nodes)))
+    for row, step in zip(out, (2, 4, 8), strict=True):
         some = slice(step - 1, None, step)
         row[some] = _rule(nodes[some], 0).weights
     return out

@@ -227,10 +227,14 @@ class _Work:
         wanted, best, before, idle = _CROSS * self.tol, None, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
+            best = best and self.again(best)  # points at which errors are measured may be others
             idle = idle + 1 if best is not None and found.bound > _LOWER * best.bound else 0
             best = found if best is None or found.bound < best.bound else best
             spent = found.info.status in _ENDED or self.values.left < 20
+            measured = self.tests.random
             following = None if spent or idle == 2 else self.next(bases, found, wanted)
+            if self.tests.random > measured:  # at few points an error may have been too small
+                best = min(self.again(best), self.again(found), key=lambda fit: fit.bound)
             if following is None and not spent and (part := self.hidden(best)) is not None:
                 best, idle = self.again(best), 0
                 following = self.anew(part), _CROSS * self.tol, None
