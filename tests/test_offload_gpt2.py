@@ -202,3 +202,19 @@ def test_what_does_not_fit_is_named() -> None:
         gpt2.load_groups(model, {n: p for n, p in groups.items() if n != "block001"})
     with pytest.raises(ValueError, match="positions"):
         gpt2.load_groups(model, {**groups, "positions": {"positions": np.zeros((3, 32))}})
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 7e4), ("bfloat16", 3.4e38)])
+def test_numbers_that_the_model_cannot_hold_are_not_loaded(dtype: str, large: float) -> None:
+    model = gpt2.GPT2(CONFIG, param_dtype=dtype, rngs=nnx.Rngs(0))
+    held = gpt2.groups(model)
+    groups = jax.tree.map(lambda x: np.asarray(x, np.float32), held)
+    norm = groups["block001"]["norm2"]["scale"]
+    norm[3] = -large
+    message = rf"blocks.norm2.scale: expected numbers that {dtype} holds, got up to {large:.3g}"
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        gpt2.load_groups(model, groups)
+    assert jax.tree.all(jax.tree.map(np.array_equal, gpt2.groups(model), held))
+    norm[3] = np.inf  # it is infinite already
+    gpt2.load_groups(model, groups)
+    assert gpt2.groups(model)["block001"]["norm2"]["scale"][3] == np.inf

@@ -12,6 +12,7 @@ from flax import nnx
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
+from tensorjax.offload._training.computation.layer_programs import LayerPrograms
 
 
 def hidden(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
@@ -206,6 +207,36 @@ def test_a_weight_that_the_dtype_of_the_loss_has_not(dtype: str, weight: float) 
     eps, held = float(jnp.finfo(dtype).eps), float(jnp.asarray(weight, "float32"))
     assert loss == pytest.approx(2e4 / held, rel=2 * max(eps, 4e-3 if held > 3e4 else 0))
     np.testing.assert_allclose(moved, 5e3 / held, rtol=4e-3, atol=2 * eps * max(1, 5e3 / held))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_a_half_precision_loss_with_any_share(
+    rng: np.random.Generator, dtype: str
+) -> None:
+    """Of real and complex arrays; small and negative shares, which weights may give."""
+    shares = [1.0, 1 / 3, -0.5, 0.0, *(rng.choice([-1, 1], 6) * 10 ** rng.uniform(-7, 3, 6))]
+    scale = jnp.asarray(0.01, dtype)  # of the gradients, as half precision has them
+
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return scale * jnp.sum(jnp.abs(x * params[0]) ** 2).astype(dtype)
+
+    def plain(params: Any, x: Any) -> jax.Array:
+        return 0.01 * jnp.sum(jnp.abs(x * params) ** 2)
+
+    for kind in (jnp.float32, jnp.complex64):
+        unit = 1j if kind == jnp.complex64 else 0.5
+        x, w = (
+            jnp.asarray(rng.standard_normal(5) + unit * rng.standard_normal(5), kind)
+            for _ in range(2)
+        )
+        wanted = jax.grad(plain, argnums=(0, 1))(w, x)
+        programs = LayerPrograms(apply, (None,))
+        for share in shares:
+            loss, dx, (dw,) = programs.last((w,), x, None, None, np.float32(share), None)
+            assert float(loss) == pytest.approx(share * float(plain(w, x)), rel=0.02)
+            for found, exact in ((dw, wanted[0]), (dx, wanted[1])):
+                assert found.dtype == kind
+                np.testing.assert_allclose(found, share * np.asarray(exact), rtol=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

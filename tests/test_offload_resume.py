@@ -1,6 +1,7 @@
 """The committed state is the checkpoint: what goes on from it, and what others can read of it."""
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -304,6 +305,44 @@ def test_a_store_that_is_trained_in_is_not_exported(tmp_path: Path) -> None:
     assert before.keys() == {path.name for path in wanted}
 
 
+@pytest.mark.parametrize("how", ["closed", "dropped", "failed"])
+def test_steps_that_are_not_committed_are_told_and_not_exported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Their values would be named as of the step that is committed."""
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import load_file
+
+    with cases.store(tmp_path / "store") as store:
+        made = trainer(store)
+        made.step(cases.batch(0))
+        made.commit()
+        wanted = made.params()
+        made.step(cases.batch(1))
+        if how == "closed":
+            made.close()
+        elif how == "failed":
+            with contextlib.suppress(KeyError), made:
+                raise KeyError
+        else:
+            with pytest.warns(ResourceWarning):  # noqa: PT031  (of both)
+                del made
+                gc.collect()
+        for export in (offload.to_safetensors, offload.to_orbax):
+            with pytest.raises(ValueError, match=r"at step 1, got .*/params/.* call revert\(\)"):
+                export(store, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        begins = "dropped without close()" if how == "dropped" else "closed"
+        said = [r.getMessage().split(":")[0] for r in caplog.records if r.levelname == "WARNING"]
+        assert said == [f"{begins} after step 2, the store has step 1"]
+        store.revert()
+        assert store.uncommitted == ()
+        *files, index = offload.to_safetensors(store, tmp_path / "out")
+    found = {name: x for file in files for name, x in load_file(file).items()}
+    assert cases.equal(found, {f"{g}.{n}": x for g, t in wanted.items() for n, x in t.items()})
+    assert json.loads(index.read_text())["metadata"]["steps"] == 1
+
+
 def test_an_export_over_another_one_is_whole_wherever_it_ends(tmp_path: Path) -> None:
     """The index names files of one step, whichever of the renames fails, and no others are left."""
     pytest.importorskip("safetensors")
@@ -328,7 +367,21 @@ def test_an_export_over_another_one_is_whole_wherever_it_ends(tmp_path: Path) ->
         return move
 
     (tmp_path / "other.safetensors").write_bytes(b"of somebody else")
+    ours, index = tmp_path / "block1.safetensors", tmp_path / "model.safetensors.index.json"
     with offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as made:
+        for fails in (0, 1, 2):  # of others: one of a name that an export wants, and an index
+            ours.write_bytes(b"of somebody else")
+            index.write_text('{"weight_map": {"x": "other.safetensors"}}')
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Path, "rename", failing(Path.rename, itertools.count(), fails))
+                with pytest.raises(OSError, match="No space"):
+                    offload.to_safetensors(made, tmp_path)
+            assert contents(tmp_path) == {
+                "block1.safetensors": b"of somebody else",
+                "model.safetensors.index.json": index.read_bytes(),
+                "other.safetensors": b"of somebody else",
+            }
+        ours.unlink()
         offload.to_safetensors(made, tmp_path)
         for fails in (0, 2, len(cases.NAMES)):
             before, calls = held(), itertools.count()

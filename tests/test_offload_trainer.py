@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
+from tensorjax.offload._training.weak_cache import WeakCache
 from tests import offload_cases as cases
 from tests.oracles import compilations
 
@@ -1143,6 +1145,52 @@ def test_methods_of_an_object_share_programs_and_do_not_keep_it() -> None:
     held = trained()
     gc.collect()
     assert held() is None
+
+
+def test_a_method_s_programs_live_as_long_as_its_object_and_its_function() -> None:
+    """Not as long as one of the equal methods; and objects that are equal are not the same."""
+
+    class Number:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def plus(self, x: int) -> int:
+            return self.value + x
+
+    class Fixed(Number):
+        def __hash__(self) -> int:
+            return 1
+
+    for kind in (Number, Fixed):
+        made: list[Any] = []
+        cache = WeakCache(lambda function, *_, made=made: made.append(function) or function)
+        one, other = kind(1), kind(2)
+        method = one.plus
+        cache(method, "a")
+        del method
+        assert cache(one.plus, "a")(1) == 2
+        assert cache(other.plus, "a")(1) == 3
+        assert len(made) == len(cache) == 2
+        pair = optax.GradientTransformation(one.plus, other.plus)  # type: ignore[arg-type]
+        found = cache(pair, "b")
+        del pair
+        assert cache(optax.GradientTransformation(one.plus, other.plus), "b") is found  # type: ignore[arg-type]
+        del one
+        assert cache(other.plus, "a") is made[1]
+        del other
+        assert len(cache) == 0
+        function = lambda self, x: 10 * x  # noqa: E731
+        held, numbers = kind(0), [3, 4]
+        assert cache(types.MethodType(function, held))(numbers[0]) == 30
+        del function
+        assert len(cache) == 0
+        again = lambda self, x: 20 * x  # noqa: E731
+        assert cache(types.MethodType(again, held))(numbers[1]) == 80
 
 
 def test_settings_of_jax_reach_the_threads(tmp_path: Path) -> None:

@@ -265,14 +265,7 @@ class Arrays:
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         array = self(name, _flat(name, wanted)).reshape(wanted)
-        with np.errstate(over="ignore"):
-            cast = array.astype(out.dtype)
-        if not np.isfinite(cast.astype(np.float32)).all():
-            raise ValueError(
-                f"{self.folder}, {self.places[name][1]}: expected numbers that {out.dtype} holds, "
-                f"got up to {np.abs(array).max():.3g}; take a wider param_dtype"
-            )
-        out[: wanted[0]] = cast
+        out[: wanted[0]] = cast(f"{self.folder}, {self.places[name][1]}", array, out.dtype)
 
     def check_head(self) -> None:
         """Raises ValueError if the published output layer is not tied to the token table."""
@@ -283,6 +276,21 @@ class Arrays:
                     f"{self.folder}, {head}: expected the table {table}, to which GPT-2's output "
                     "layer is tied, got other numbers"
                 )
+
+
+def cast(where: str, array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Casts a GPT-2 weight; raises ValueError if finite numbers become infinite."""
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    lost = np.isfinite(array) & ~np.isfinite(found)
+    if lost.any():
+        # NumPy cannot reduce all the formats that weights are kept in.
+        most = np.abs(array[lost].astype(np.float64)).max()
+        raise ValueError(
+            f"{where}: expected numbers that {dtype} holds, got up to {most:.3g}; take a wider "
+            "param_dtype"
+        )
+    return found
 
 
 def check_names(found: set[str], config: GPT2Config, folder: Path) -> None:

@@ -17,6 +17,7 @@ from tensorjax.models._config_checks import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block, dropped
 from tensorjax.models.gpt2._config import GPT2Config
+from tensorjax.models.gpt2._huggingface import cast
 from tensorjax.models.gpt2._model import GPT2, axes_of, check_length
 from tensorjax.parallel import Layout, Single, shardings
 
@@ -206,11 +207,12 @@ def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
     """Loads the parameter groups of offloaded training, as `groups` returns them, into a GPT-2.
 
     Args:
-      model: a GPT-2 of the same sizes; it is changed.
+      model: a GPT-2 of the same sizes; it is changed, unless there is an error.
       params: groups, such as `offload.Trainer.params` returns.
 
     Raises:
-      ValueError: a group that is missing, or of another shape.
+      ValueError: a group that is missing, or of another shape; numbers that are too large for the
+        dtype of the model's parameters.
 
     Example:
       >>> from flax import nnx
@@ -242,8 +244,12 @@ def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
         if old.shape != new.shape:
             where = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ValueError(f"params: {where}: expected shape {old.shape}, got {new.shape}")
-    cast = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), held, pure)
-    nnx.replace_by_pure_dict(state, cast)
+
+    def loaded(path: Any, old: jax.Array, new: Any) -> jax.Array:
+        where = f"params: {jax.tree_util.keystr(path, simple=True, separator='.')}"
+        return jnp.asarray(cast(where, np.asarray(new), old.dtype))
+
+    nnx.replace_by_pure_dict(state, jax.tree_util.tree_map_with_path(loaded, held, pure))
     nnx.update(model, state)
 
 

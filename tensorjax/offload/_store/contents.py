@@ -38,6 +38,15 @@ class StoreContents:
         return tuple(name for name, tensor in self._tensors.items() if tensor.written)
 
     @property
+    def uncommitted(self) -> tuple[str, ...]:
+        """Names of the tensors in a store that were written since its last commit.
+
+        Those that share a block of the disk count together.
+        """
+        states = self._tensors.items()
+        return tuple(name for name, t in states if t.slots.newest is not t.slots.committed)
+
+    @property
     def process(self) -> tuple[int, int]:
         """Number of the process that a tensor store belongs to, and count of processes."""
         return self._paths.process

@@ -64,7 +64,9 @@ class TensorStore(StoreContents):
             ``workers``; with "auto" they are those of "threads", which it then takes.
 
     Raises:
-        CorruptError: if files are missing, cut or changed; the tensors are named.
+        CorruptError: if files are missing or too short, or no copy of the index is whole. Contents
+            of tensors are verified only when they are read: then the read raises it, and names
+            them; `Trainer.step` raises RuntimeError, of which it is the cause.
         LockedError: if the store is open already.
         MismatchError: if it is of another version, model or number of processes.
         CapacityError: if the capacity is below what the store holds.

@@ -47,8 +47,7 @@ def take(store: Any, trainer: Any) -> None:
         raise StoreError(
             "store: another trainer goes on in it; close that one, or open the store again"
         )
-    if (ending := _ENDING.pop(store, None)) is not None:
-        ending.join()  # what it still writes must not follow what this one does
+    wait_for_ending(store)  # what it still writes must not follow what this one does
     _TRAINERS[store] = weakref.ref(trainer)
 
 
@@ -56,6 +55,14 @@ def in_use(store: TensorStore) -> Any:
     """Returns the open trainer whose commits a tensor store is reserved for, or None."""
     other = _TRAINERS[store]() if store in _TRAINERS else None
     return None if other is None or other.closed else other
+
+
+def wait_for_ending(store: TensorStore) -> None:
+    """Waits until the trainer that was dropped last, of those on a store, has ended."""
+    if (ending := _ENDING.get(store)) is not None:
+        ending.join()
+        if _ENDING.get(store) is ending:
+            _ENDING.pop(store, None)
 
 
 @dataclass
@@ -172,12 +179,12 @@ class Commits:
         """Makes the next trainer that opens the store wait for a thread that closes this one."""
         _ENDING[self._store] = thread
 
-    def warn(self, steps: int) -> None:
-        """Logs a warning if a training has made steps that are not committed."""
+    def warn(self, steps: int, ended: str = "closed") -> None:
+        """Logs a warning if a training, which ended so, has made steps that are not committed."""
         if self.steps < steps:
             _LOG.warning(
-                "closed after step %d, the store has step %d: call commit() before close() to keep "
-                "what came since", steps, self.steps,
+                "%s after step %d, the store has step %d: call commit() before close(), or give "
+                "commit_every, to keep what came since", ended, steps, self.steps,
             )  # fmt: skip
 
     def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:

@@ -9,16 +9,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensorjax.offload._training.commits import Commits
+from tensorjax.offload._training.commits import Commits, Progress
 from tensorjax.offload._training.pipeline import Pipeline
 
 
-def watch(trainer: Any, pipeline: Pipeline, commits: Commits | None) -> Callable[[], None]:
+def watch(
+    trainer: Any, pipeline: Pipeline, commits: Commits | None, progress: Progress
+) -> Callable[[], None]:
     """Makes a trainer's threads end once it is garbage-collected or the interpreter exits.
 
     Args:
       trainer: of which nothing that threads refer to refers to it.
-      pipeline, commits: its own.
+      pipeline, commits, progress: its own.
 
     Returns:
       A function that ends the watching, for a trainer that is closed.
@@ -26,7 +28,7 @@ def watch(trainer: Any, pipeline: Pipeline, commits: Commits | None) -> Callable
     # Threads that are in compiled code when the interpreter ends would abort the process.
     at_exit = functools.partial(_end_at_exit, weakref.ref(trainer))
     atexit.register(at_exit)
-    finalizer = weakref.finalize(trainer, _end, pipeline, commits, at_exit, os.getpid())
+    finalizer = weakref.finalize(trainer, _end, pipeline, commits, progress, at_exit, os.getpid())
     finalizer.atexit = False
 
     def unwatch() -> None:
@@ -42,7 +44,9 @@ def _end_at_exit(held: "weakref.ref[Any]") -> None:
         trainer.__exit__(SystemExit, SystemExit(), None)
 
 
-def _end(pipeline: Pipeline, commits: Commits | None, at_exit: Any, pid: int) -> None:
+def _end(
+    pipeline: Pipeline, commits: Commits | None, progress: Progress, at_exit: Any, pid: int
+) -> None:
     """Ends the threads of a trainer that was garbage-collected without being closed.
 
     In a thread of its own: the collector may have come from one of those that end.
@@ -54,7 +58,8 @@ def _end(pipeline: Pipeline, commits: Commits | None, at_exit: Any, pid: int) ->
     def end() -> None:
         try:
             if commits is not None:
-                commits.join()
+                commits.join()  # what it commits is not lost
+                commits.warn(progress.steps, "dropped without close()")
         finally:
             pipeline.close()
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _extras
+from tensorjax.offload._errors import listed
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.commits import FORMAT, in_use
+from tensorjax.offload._training.commits import FORMAT, in_use, wait_for_ending
 from tensorjax.offload._training.storage.tensor_packing import Leaf, TensorPacking, unpacked
 from tensorjax.offload._training.trainer import Trainer
 
@@ -38,14 +39,14 @@ def to_safetensors(
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
 
-    Over an earlier export in the folder, files get names that its index has not, such as
-    ``group.1.safetensors``. So whatever ends an export, the index names files of one step: the
-    earlier ones until it is replaced, which it is at once; then they are removed.
+    Over an earlier export in the folder, or files of others there, files get names that these have
+    not, such as ``group.1.safetensors``. So whatever ends an export, the index names files of one
+    step: the earlier ones until it is replaced, which it is at once; then they are removed.
 
     Args:
       source: a trainer, whose updates are finished first; or a store that one has trained in, and
-        none does any more, which needs neither model nor optimiser: just opened, it has what was
-        committed. An array that is a group by itself is named ``group``.
+        none does any more, which needs neither model nor optimiser: just opened, or reverted, it
+        has what was committed. An array that is a group by itself is named ``group``.
       folder: where files are written; made if absent.
       state: whether the optimiser's state is written too, as ``group.state.path``.
 
@@ -54,7 +55,8 @@ def to_safetensors(
 
     Raises:
       ValueError: this is one of several processes, two tensors would have one name, the store
-        holds no training, or the folder has an index that cannot be read.
+        holds no training, or what a trainer has written and not committed, or the folder has an
+        index that cannot be read.
       ModuleNotFoundError: the package safetensors is missing.
 
     Example:
@@ -92,13 +94,14 @@ def to_safetensors(
             files.append(new / f"{part.name}.safetensors")
             save_file(tensors, files[-1], metadata={"format": "np", "steps": str(steps)})
             total += sum(x.nbytes for x in tensors.values())
-        names = _free_names([path.name for path in files], before)
+        there = before.union(path.name for path in folder.iterdir())
+        names = _free_names([path.name for path in files], there)
         where = {tensor: names[file] for tensor, file in where.items()}
         note = {"metadata": {"total_size": total, "steps": steps}, "weight_map": where}
         (new / _INDEX).write_text(json.dumps(note))
         for path in files:
+            path.rename(folder / names[path.name])
             written.append(folder / names[path.name])
-            path.rename(written[-1])
         moved, written[1:] = written[1:], []
         try:
             (new / _INDEX).replace(index)  # from here on it is the new export
@@ -132,7 +135,8 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
     Raises:
       ModuleNotFoundError: the package orbax-checkpoint is missing.
       ValueError: the folder holds something, two tensors would have one name, an array is empty,
-        which Orbax does not keep, this is one of several processes, or the store holds no training.
+        which Orbax does not keep, this is one of several processes, or the store holds no training,
+        or what a trainer has written and not committed.
 
     Example:
       >>> import tempfile
@@ -175,9 +179,9 @@ def _files_of(index: Path) -> tuple[set[str], bool]:
         return set(), False
     try:
         found = json.loads(index.read_text())
-        return {Path(name).name for name in found["weight_map"].values()}, (
-            "steps" in found["metadata"]
-        )
+        metadata = found.get("metadata")  # which others need not write
+        ours = isinstance(metadata, dict) and "steps" in metadata
+        return {Path(name).name for name in found["weight_map"].values()}, ours
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
             f"folder: expected none, or one with an earlier export, got {index}, which is no index "
@@ -186,7 +190,7 @@ def _files_of(index: Path) -> tuple[set[str], bool]:
 
 
 def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
-    """Chooses file names for an export that an earlier one in the folder does not use."""
+    """Chooses names of an export's files that no earlier one, or file of others, has."""
     found, taken = {}, {*before, *files}
     for file in files:
         stem, name = file.removesuffix(".safetensors"), file
@@ -232,7 +236,14 @@ def _progress(source: Any) -> tuple[int, Any]:
             f"source: expected a trainer, or a store that none goes on in, got the store of "
             f"{trainer!r}; export that, or close it"
         )
+    wait_for_ending(source)  # of one that was dropped, what it still writes
     held = _held(source)
+    if found := source.uncommitted:
+        raise ValueError(
+            f"source: expected a store as it was committed, at step {held['steps']}, got one in "
+            f"which {listed(found)} were written since, by a trainer that ended without a commit; "
+            "call revert() of the store, which forgets that, and next time commit() of the trainer"
+        )
     return held["steps"], held["data"]
 
 

@@ -194,7 +194,7 @@ class Trainer:
         self._start(on_device)
         self._failure: BaseException | None = None
         self._closed = False
-        self._unwatch = watch(self, self._pipeline, self._commits)
+        self._unwatch = watch(self, self._pipeline, self._commits, self._progress)
         if store is not None and not resumed:
             try:
                 self.commit()
@@ -419,21 +419,20 @@ class Trainer:
         """Closes a trainer: waits for updates and ends its threads; the store stays open.
 
         What has not been committed is lost once the store is closed; steps that are so are logged
-        as a warning.
+        as a warning, also where an error or the interpreter's exit closes the trainer.
         """
         if self._closed:
             return
         try:
             if self._failure is None:
                 self.flush()
-                if self._commits is not None:
-                    self._commits.warn(self.steps)
         finally:
             self._closed = True
             self._unwatch()
             try:
                 if self._commits is not None:
                     self._commits.join()
+                    self._commits.warn(self.steps)
             finally:
                 self._pipeline.close()
 

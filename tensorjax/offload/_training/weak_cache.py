@@ -34,7 +34,8 @@ class WeakCache:
 
     What a function captures, such as an array, is freed with it: programs are kept as long as the
     function that they were made of is. For they get a stand-in, which refers to it weakly. Equal
-    objects, such as methods of one object, share what the first of them has.
+    objects share what the first of them has; methods of one object, of which Python makes another
+    one whenever it is asked, share what is kept as long as that object.
 
     Args:
       make: makes a value of a stand-in and the other arguments of a call.
@@ -53,6 +54,7 @@ class WeakCache:
         # Taken again where the collector runs a finaliser of the same thread that comes here.
         self._make, self._lock = make, threading.RLock()
         self._held: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._methods: dict[tuple[int, int], _Method] = {}
         self._strong = functools.lru_cache(_MOST)(make)
 
     def __call__(self, owner: Any, *rest: Hashable) -> Any:
@@ -79,9 +81,34 @@ class WeakCache:
     def _values(self, functions: tuple[Any, ...]) -> dict[Any, Any]:
         """Returns the dictionary of values cached for some functions; the lock is held."""
         found: Any = self._held
-        for function in functions[:-1]:
-            found = found.setdefault(function, weakref.WeakKeyDictionary())
-        return found.setdefault(functions[-1], {})
+        *first, last = map(self._key, functions)
+        for key in first:
+            found = found.setdefault(key, weakref.WeakKeyDictionary())
+        return found.setdefault(last, {})
+
+    def _key(self, function: Any) -> Any:
+        """Returns what stands for a function as a key, and lives as long; the lock is held."""
+        if not isinstance(function, types.MethodType):
+            return function
+        numbers = (id(function.__self__), id(function.__func__))
+        if (found := self._methods.get(numbers)) is None:
+            methods = self._methods
+
+            def drop(_: Any) -> None:
+                methods.pop(numbers, None)
+
+            found = methods[numbers] = _Method(function, drop)
+        return found
+
+
+class _Method:
+    """Key of equal methods in a `WeakCache`: dropped with their object, or with their function.
+
+    By identity, as methods compare their objects, which need no hash.
+    """
+
+    def __init__(self, method: types.MethodType, drop: Callable[[Any], None]) -> None:
+        self._parts = (weakref.ref(method.__self__, drop), weakref.ref(method.__func__, drop))
 
 
 class _Transformation(NamedTuple):

@@ -157,13 +157,17 @@ def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
     """Splits a factor in two: a cotangent in the loss's dtype, and the rest in a wider one.
 
     Half precision has too few bits for most factors and no numbers as small as those of many
-    tokens. The rest is None, for 1, where the dtype is not narrower.
+    tokens. The cotangent is a power of two, which rounds nothing, near the root of the factor:
+    with that, gradients of float16 are between those of the sum and those of the mean, of which
+    the former may be too large and the latter too small. The rest, with its sign, is None, for 1,
+    where the dtype is not narrower.
     """
     wide = linalg.factor_dtype(dtype)
     if wide == dtype:
         return jnp.asarray(share, dtype), None
     share = jnp.asarray(share, wide)
-    narrow = jnp.clip(share.astype(dtype), jnp.finfo(dtype).tiny, jnp.finfo(dtype).max)
+    root = jnp.ldexp(jnp.ones((), wide), jnp.frexp(share)[1] // 2)
+    narrow = jnp.clip(root, float(jnp.finfo(dtype).tiny), float(jnp.finfo(dtype).max)).astype(dtype)
     return narrow, share / narrow.astype(wide)
 
 
@@ -172,7 +176,7 @@ def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
 
     Cotangents of integers, which have no numbers, stay as they are.
     """
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     dtype = linalg.factor_dtype(x.dtype)
     found = x.astype(dtype) * factor.astype(dtype)
