@@ -12,7 +12,7 @@ from tensorjax import _check
 from tensorjax._typing import Optimizer
 from tensorjax.optim._layers.tensorised_layers import Layout, Stacks, gated
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
-from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._size_polynomial import Measure, check_flops, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._target.target_cuts import sizes_of_all
 from tensorjax.optim._target.target_update import towards_target
@@ -209,6 +209,7 @@ def rank_adaptive(
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
             return _fresh(1.0, options, inner.init(params), params, params, 0)
+        check_flops(params, measure)
         return _initial(options, inner, params)
 
     def update(
