@@ -132,18 +132,6 @@ def test_matrices_of_trains_are_not_split() -> None:
                 lambda kind=kind, bias=bias: kind(64, 64, rank=2, use_bias=bias, rngs=nnx.Rngs(0))
             )
             assert _tt_linear.splits(layer, 2, ()) is answer
-    layer = nn.TTMatrixLinear(32, 64, rank=3, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    second = nn.TTMatrixLinear(64, 32, rank=3, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
-    graph, params = nnx.split([layer, second])
-    layout = parallel.layout("2d", parallel.mesh(2, 2))
-    x = jax.random.normal(jax.random.key(0), (2, 4, 32), jnp.float64)
-
-    def local(params, x):
-        wider, narrower = nnx.merge(graph, params)
-        return layout.row(layout.column(x, wider), narrower)
-
-    run = layout.over(local, (P(), layout.x_spec()), layout.x_spec())
-    np.testing.assert_allclose(run(params, x), second(layer(x)), rtol=1e-10, atol=1e-12)
 
 
 def test_logits_in_half_precision_are_sums_in_single() -> None:

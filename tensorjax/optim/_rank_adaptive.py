@@ -209,7 +209,6 @@ def rank_adaptive(
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
             return _fresh(1.0, options, inner.init(params), params, params, 0)
-        check_flops(params, measure)
         return _initial(options, inner, params)
 
     def update(
@@ -233,7 +232,7 @@ def rank_adaptive(
         moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
-    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
+    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update), measure)
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
@@ -451,7 +450,7 @@ def _loss(extra: dict[str, Any]) -> Any:
 
 
 def _by_single_layers(
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformationExtraArgs, measure: Measure
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps the rank-adaptive optimiser so that it sees stacked layers as single ones.
 
@@ -459,6 +458,7 @@ def _by_single_layers(
     """
 
     def init(params: Any) -> Any:
+        check_flops(params, measure)  # single layers are plain arrays
         return optimizer.init(Stacks.of(params).split(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
