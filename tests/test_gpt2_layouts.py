@@ -26,7 +26,9 @@ def made(name: str, dropout: float = 0.0, vocabulary: int = 121) -> GPT2:
     rng = np.random.default_rng(3)
     config = GPT2Config.tiny(vocabulary=vocabulary, heads=8, remat="full", dropout=dropout)
     # Trains are products of many cores: in single precision, roundoff alone comes to 1e-5.
-    options = dict.fromkeys(("dtype", "param_dtype"), jnp.float32 if name == "dense" else jnp.float64)
+    options = dict.fromkeys(
+        ("dtype", "param_dtype"), jnp.float32 if name == "dense" else jnp.float64
+    )
     graph, params = nnx.split(
         nnx.eval_shape(lambda: GPT2(config, linear=SPECS[name], rngs=nnx.Rngs(0), **options))
     )

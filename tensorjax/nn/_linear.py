@@ -167,9 +167,7 @@ class TTMatrixLinear(TensorLinear):
         ranks = train_ranks(rank, sizes)
         shapes = _weight_networks.train_matrix(self.in_shape, self.out_shape, ranks).shapes
         split = (len(sizes) + 1) // 2
-        drawn = nnx.List(
-            _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
-        )
+        drawn = nnx.List(_initializers.train(init, rngs, shapes, split, variance, self.param_dtype))
         self.cores = drawn if self.use_bias else mark_linear(drawn)
         self.gates = ones(ranks, self.param_dtype)
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._layers.tensorised_layers import Layer, Layout, input_modes
 from tensorjax.optim._layers.parameter_paths import tokens
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout, input_modes
 
 Measure = Literal["numbers", "bytes", "flops"]
 Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks multiply it
@@ -43,8 +43,8 @@ def check_flops(params: Any, measure: Measure) -> None:
             place = "/".join(map(str, tokens(path)))
             raise ValueError(
                 f'measure: expected "numbers" or "bytes", got "flops" with {place}, a core of a '
-                "linear TT-matrix without a bias: in plain arrays, as optimisers have them, nothing "
-                "tells it from a lookup, whose operations are others; give the layer a bias"
+                "linear TT-matrix without a bias: in plain arrays, as optimisers have them, "
+                "nothing tells it from a lookup, whose operations are others; give the layer a bias"
             )
 
 

@@ -100,12 +100,12 @@ def _no_candidate(spec: Any, shape: tuple[int, int], embedding: bool) -> str:
     """Says why there are no candidates for a spec, and what to do."""
     if embedding and isinstance(spec, Tucker):
         return (
-            f"expected TT, TTMatrix or LowRank to choose the ranks of a dense embedding, got {spec}; "
-            "with a rank it can be made anew"
+            "expected TT, TTMatrix or LowRank to choose the ranks of a dense embedding, got "
+            f"{spec}; with a rank it can be made anew"
         )
     return (
-        f"expected modes of a weight of {shape[0]:,} × {shape[1]:,} whose unfoldings have a side of "
-        f"at most {_LARGEST:,}, to choose their ranks by singular values, got {spec}; give it a "
+        f"expected modes of a weight of {shape[0]:,} × {shape[1]:,} whose unfoldings have a side "
+        f"of at most {_LARGEST:,}, to choose their ranks by singular values, got {spec}; give it a "
         'rank, other factors or another order, or choose by size with init="random"'
     )
 
