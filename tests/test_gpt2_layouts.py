@@ -76,7 +76,6 @@ ALL = [
     ("2d", "tt", 2, 2),
     ("1d", "tt", 1, 4),
     ("summa", "tt", 2, 4),
-    ("1d", "matrix", 1, 4),
     ("2d", "matrix", 2, 2),
     ("summa", "matrix", 2, 4),
 ]
