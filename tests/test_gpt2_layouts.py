@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config, generate
+from tensorjax.parallel import _tt_linear
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 121, (4, 17)), jnp.int32)
 WEIGHTS = jnp.asarray(np.random.default_rng(1).uniform(0, 1, (4, 16)), jnp.float32)
-SPECS = {"dense": nn.Dense(), "tt": nn.TT(rank=4)}
+SPECS = {"dense": nn.Dense(), "tt": nn.TT(rank=4), "matrix": nn.TTMatrix(rank=4)}
 
 
 @functools.cache
@@ -25,7 +26,9 @@ def made(name: str, dropout: float = 0.0, vocabulary: int = 121) -> GPT2:
     rng = np.random.default_rng(3)
     config = GPT2Config.tiny(vocabulary=vocabulary, heads=8, remat="full", dropout=dropout)
     # Trains are products of many cores: in single precision, roundoff alone comes to 1e-5.
-    options = dict.fromkeys(("dtype", "param_dtype"), jnp.float64 if name == "tt" else jnp.float32)
+    options = dict.fromkeys(
+        ("dtype", "param_dtype"), jnp.float32 if name == "dense" else jnp.float64
+    )
     graph, params = nnx.split(
         nnx.eval_shape(lambda: GPT2(config, linear=SPECS[name], rngs=nnx.Rngs(0), **options))
     )
@@ -73,6 +76,8 @@ ALL = [
     ("2d", "tt", 2, 2),
     ("1d", "tt", 1, 4),
     ("summa", "tt", 2, 4),
+    ("2d", "matrix", 2, 2),
+    ("summa", "matrix", 2, 4),
 ]
 
 
@@ -118,6 +123,16 @@ def test_tokens_are_generated_where_the_parameters_lie(name) -> None:
     options = {"temperature": 0.8, "top_k": 40, "key": jax.random.key(0)}
     wanted = generate(model, [[3, 5], [7]], 6, **options)
     np.testing.assert_array_equal(generate(split, [[3, 5], [7]], 6, **options), wanted)
+
+
+def test_matrices_of_trains_are_not_split() -> None:
+    """Their cores have modes of inputs and outputs: the layer is applied as any other one."""
+    for kind, answer in ((nn.TTLinear, True), (nn.TTMatrixLinear, False)):
+        for bias in (False, True):
+            layer = nnx.eval_shape(
+                lambda kind=kind, bias=bias: kind(64, 64, rank=2, use_bias=bias, rngs=nnx.Rngs(0))
+            )
+            assert _tt_linear.splits(layer, 2, ()) is answer
 
 
 def test_logits_in_half_precision_are_sums_in_single() -> None:

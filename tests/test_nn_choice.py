@@ -209,6 +209,99 @@ def test_spectra_are_looked_at_before_a_training_too():
     assert numbers(dense) / 3 < kept.size <= numbers(dense) / 1.5
 
 
+def test_every_layer_has_candidates_or_is_named() -> None:
+    """Of convolutions and embeddings TT-matrices are trains; what has no candidates says why."""
+    rngs = nnx.Rngs(0)
+    dense = nnx.Dict(
+        conv=nnx.Conv(8, 12, (3, 3), rngs=rngs), embed=nnx.Embed(90, 16, rngs=rngs),
+        linear=decaying(24, 40, 0.8),
+    )  # fmt: skip
+    by: list[dict[str, Any]] = [{"ratio": 1.2}, {"tol": 0.5}]
+    for options in (*by, {"compress_to": 3}):
+        choice = nn.choose(dense, {"*": nn.TTMatrix()}, **options)
+        assert {type(found) for found in choice.values()} == {nn.TTMatrix}
+        if "compress_to" in options:
+            assert isinstance(nn.tensorize(dense, choice)["conv"], nn.TTConv)
+    for options in by:
+        with pytest.raises(ValueError, match=r"embed: expected TT, TTMatrix or LowRank .* Tucker"):
+            nn.choose(dense, {"*": nn.Tucker()}, **options)
+    wide = nnx.Dict(wide=nnx.Linear(2049, 2, rngs=rngs))
+    for spec, found in (
+        (nn.TTMatrix(in_shape=(2049, 1), out_shape=(1, 2)), True),
+        (nn.Tucker(in_shape=(2049,)), False),
+    ):
+        for options in by:
+            if found:
+                assert len(nn.choose(wide, {"*": spec}, **options)) == 1
+                continue
+            with pytest.raises(ValueError, match=r"wide: expected modes .*2,049 .*give it a rank"):
+                nn.choose(wide, {"*": spec}, **options)
+
+
+class Blocks(nnx.Module):
+    """Stacked blocks, and two heads that share a kernel."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        keys = jax.random.split(rngs.params(), 2)
+        self.blocks = nnx.vmap(lambda key: nnx.Linear(40, 40, rngs=nnx.Rngs(key)))(keys)
+        self.heads = nnx.List([nnx.Linear(40, 40, rngs=rngs) for _ in range(2)])
+        self.heads[1].kernel = self.heads[0].kernel
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.scan(lambda block, x: x + nnx.relu(block(x)), in_axes=(0, nnx.Carry),
+                     out_axes=nnx.Carry)(self.blocks, x)  # fmt: skip
+        return self.heads[0](x) + nnx.relu(self.heads[1](x))
+
+
+@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_matrices_by_default_are_cut_saved_and_exported(trained: bool, tmp_path: Any) -> None:
+    """After a training by default, or with gates that are set to zero, whose program is small."""
+    dense = Blocks(nnx.Rngs(0))
+    fewer, steps = 3.0, 6
+
+    def begun(seed: int) -> Any:
+        small = nn.tensorize(Blocks(nnx.Rngs(seed)), compress_to=fewer)
+        transform: Any = optax.adam(1e-2)
+        if trained:
+            transform = optim.rank_adaptive(transform, compress_to=fewer, by=4)
+        return small, nnx.Optimizer(small, transform, wrt=nnx.Param)
+
+    small, optimizer = begun(0)
+    assert isinstance(small.blocks, nn.TTMatrixLinear)
+    assert small.heads[0].cores[0] is small.heads[1].cores[0]
+    x = jax.random.normal(jax.random.key(0), (32, 40), jnp.float32)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> jax.Array:
+        value, slopes = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+        optimizer.update(model, slopes, value=value)
+        return value
+
+    if trained:
+        values = [float(step(small, optimizer)) for _ in range(steps)]
+        assert values[-1] < values[0]
+    else:
+        for layer in (small.blocks, small.heads[0]):
+            gate = layer.gates[0]
+            gate.set_value(gate[...].at[..., gate.shape[-1] // 3 :].set(0))
+    before = small(x)
+    optim.shrink_model(small, optimizer)
+    np.testing.assert_allclose(small(x), before, rtol=1e-4, atol=1e-5)
+    assert numbers(small) <= numbers(dense) / fewer
+    assert small.heads[0].cores[0] is small.heads[1].cores[0]
+    optim.save(tmp_path / "step", small, optimizer)
+    again, restored = begun(1)
+    optim.load(tmp_path / "step", again, restored)
+    np.testing.assert_array_equal(again(x), small(x))
+    assert again.heads[0].cores[0] is again.heads[1].cores[0]
+    for a, b in zip(*(jax.tree.leaves(nnx.state(o)) for o in (optimizer, restored)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    back = nn.detensorize(small)
+    assert back.heads[0].kernel is back.heads[1].kernel
+    assert back.blocks.kernel.shape == (2, 40, 40)
+    np.testing.assert_allclose(back(x), small(x), rtol=1e-3, atol=1e-4)
+
+
 def test_one_rank_for_all():
     small = nn.tensorize(model(), rank=3)
     assert small.layers[3].ranks == (3, 3, 3)

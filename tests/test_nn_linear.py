@@ -236,9 +236,15 @@ def test_int_ranks_are_cut_and_explicit_ones_checked():
     assert (layer.in_shape, layer.out_shape, layer.ranks) == ((10, 6, 5), (1, 1, 10), (10, 50))
     layer = shape_of(nn.TTMatrixLinear, 16, 10, rank=2, out_shape=(5, 2))
     assert (layer.in_shape, layer.ranks) == ((4, 4), (2,))
-    for given in ({"order": 1}, {"in_shape": (4, 4), "out_shape": (10,)}, {"in_shape": (16,)}):
+    for given in ({"order": 1}, {"in_shape": (4, 4), "out_shape": (10,)}, {"in_shape": (16,)},
+                  {"in_shape": 16}, {"out_shape": 10}):  # fmt: skip
         with pytest.raises(ValueError, match="expected as many factors of both, two or more"):
             shape_of(nn.TTMatrixLinear, 16, 10, rank=2, **given)
+    for kind in (nn.TTLinear, nn.TTMatrixLinear):
+        for name in ("in_shape", "out_shape"):
+            for wrong in ((4.5, 4), "ab", (0, 16), ()):
+                with pytest.raises((TypeError, ValueError), match=f"{name}: expected"):
+                    shape_of(kind, 16, 16, rank=2, **{name: wrong})
     assert shape_of(nn.TuckerLinear, 64, 64, rank=9, order=2).ranks == (8,) * 4
     assert shape_of(nn.CPLinear, 4, 6, rank=100, order=1).ranks == (4,)
 

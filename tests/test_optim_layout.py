@@ -1,5 +1,6 @@
 """Tensorised layers are found by their names, and their size is a polynomial of the ranks."""
 
+import functools
 from typing import Any
 
 import jax
@@ -81,6 +82,26 @@ def test_flops_are_those_of_the_products_described():
     assert optim.size(layer | {"bias": jnp.zeros(20)}, measure="flops", rows=rows) == (
         2 * rows * (6 * 3 * 4 * 5 + 3 * 4 * 7 * 5)
     )
+    # Without a bias only the layer knows: it is refused, where it would count as a lookup.
+    from flax import nnx
+
+    from tensorjax import nn
+
+    for given in (
+        nn.from_linear(nnx.Linear(16, 16, use_bias=False, rngs=nnx.Rngs(0)), rank=4,
+                       format="tt-matrix")[0],
+        nnx.vmap(lambda key: nn.TTMatrixLinear(16, 16, rank=4, use_bias=False, rngs=nnx.Rngs(key)))(
+            jax.random.split(jax.random.key(0), 2)),
+    ):  # fmt: skip
+        params = nnx.state(given, nnx.Param)
+        assert optim.size(params) > 0
+        init = optim.rank_adaptive(optax.sgd(0.1), size=9, by=9, measure="flops").init
+        prune = functools.partial(optim.prune, target=9, measure="flops")
+        for call in (functools.partial(optim.size, measure="flops"), init, prune):
+            with pytest.raises(ValueError, match=r"cores/0, a core of a linear TT-matrix"):
+                call(params)
+    table = nn.TTEmbedding(16, 16, rank=4, order=2, rngs=nnx.Rngs(0))
+    assert optim.size(nnx.state(table, nnx.Param), measure="flops") > 0
     for name in ("lookup", "tucker", "cp"):
         one, two = (optim.size(EVERY[name], measure="flops", rows=n) for n in (1, 2))
         assert 0 < one < two <= 2 * one

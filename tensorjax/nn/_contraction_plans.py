@@ -51,11 +51,12 @@ class LayerPlan:
     """Cheapest contraction order of y = x W for one batch size, with its cost and alternatives.
 
     Attributes:
-      kind: "halves": W = A B, with A from all arrays of the input's modes and B from those of the
-        output's, then (x A) B. "chain": the arrays one after the other, starting from x. "path":
-        the best order that a search found; with more than 10 operands, x included, a greedy one.
-        "dense": W is materialised, by halves or as the search
-        found, and multiplied once; its gradient is then projected on the arrays.
+      kind: "halves": the arrays in two parts, whose products are A and B, then (x A) B. A has the
+        arrays of the input's modes and B those of the output's, so that W = A B; of a TT-matrix A
+        has the first half of the cores and B the others, with a mode of either side each. "chain":
+        the arrays one after the other, starting from x. "path": the best order that a search found;
+        with more than 10 operands, x included, a greedy one. "dense": W is materialised, by halves
+        or as the search found, and multiplied once; its gradient is then projected on the arrays.
       batch: rows of x.
       flops: operations of the forward pass, gates and bias included.
       bytes: bytes that its steps read and write.

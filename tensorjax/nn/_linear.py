@@ -10,7 +10,7 @@ from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, paired_modes, train_ranks
-from tensorjax.nn._parameters import ones, values
+from tensorjax.nn._parameters import mark_linear, ones, values
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
@@ -127,11 +127,14 @@ class TTMatrixLinear(TensorLinear):
       in_shape: factors of N, or of a larger number: the input is padded with zeros. None chooses,
         see `tensorjax.nn.factor`.
       out_shape: factors of M, as many as of N, or of a larger number: the output is cut.
-      order: number d of factors; None takes what the larger side wants, and 2 at least. The
-        smaller side then stays whole if it has at most 32 features: those of a table, or classes,
-        have no order that modes could follow.
+      order: number d of factors; None takes that of given factors, else what the larger side wants,
+        and 2 at least. The smaller side, if its factors are not given, then stays whole if it has
+        at most 32 features: those of a table, or classes, have no order that modes could follow.
       use_bias, dtype, param_dtype, precision, memory_limit, variance, rngs: as for `TTLinear`.
-      init: as for `TTLinear`; "orthogonal" has isometries left of the bond in the middle.
+      init: "normal": the cores are iid normal, of one variance v with v^d Π r_k = variance.
+        "orthogonal": random isometries left of the bond in the middle and adjoint ones right of it,
+        of the train with the modes n_k m_k: the singular values of the unfolding at that bond are
+        the same at first, and those of W are not.
 
     Raises:
       ValueError: factors whose product is too small, not as many of both sides, or ranks that no
@@ -164,8 +167,8 @@ class TTMatrixLinear(TensorLinear):
         ranks = train_ranks(rank, sizes)
         shapes = _weight_networks.train_matrix(self.in_shape, self.out_shape, ranks).shapes
         split = (len(sizes) + 1) // 2
-        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
-        self.cores = nnx.List(drawn)
+        drawn = nnx.List(_initializers.train(init, rngs, shapes, split, variance, self.param_dtype))
+        self.cores = drawn if self.use_bias else mark_linear(drawn)
         self.gates = ones(ranks, self.param_dtype)
 
     @property

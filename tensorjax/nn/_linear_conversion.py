@@ -16,7 +16,7 @@ from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
+from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, mark_linear, settle
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 
@@ -158,7 +158,8 @@ def from_linear(
         cores, weights = compressed(x, dtype, tol, rank, gates)
         pairs = zip(new.in_shape, new.out_shape, strict=True)
         cores = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
-        new.cores = parameters(cores, dtype)
+        made = parameters(cores, dtype)
+        new.cores = made if new.use_bias else mark_linear(made)
     elif isinstance(new, TTLinear):
         cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)

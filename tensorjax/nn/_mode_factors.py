@@ -110,8 +110,9 @@ def paired_modes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns input and output mode sizes of a TT-matrix, as many of one as of the other.
 
-    Where nothing is given, the smaller side stays whole if it has few features, beside modes of
-    one: the first mode of the inputs, or the last one of the outputs. Both would make it low rank.
+    Where neither an order nor its own factors are given, the smaller side (of equal ones the
+    inputs) stays whole if it has few features, beside modes of one: the first mode of the inputs,
+    or the last one of the outputs. Both sides whole would make it low rank.
 
     Args:
       features: of inputs and outputs.
@@ -121,6 +122,11 @@ def paired_modes(
     Raises:
       ValueError: not as many factors of both sides, or fewer than two; a product that is too small.
     """
+    names = ("in_shape", "out_shape")
+    shapes = (
+        None if shapes[0] is None else _check.shape(names[0], shapes[0]),
+        None if shapes[1] is None else _check.shape(names[1], shapes[1]),
+    )
     given = [len(shape) for shape in shapes if shape is not None]
     small = features.index(min(features)) if order is None and min(features) <= _WHOLE else None
     if order is None:
@@ -131,9 +137,7 @@ def paired_modes(
             f"in_shape={shapes[0]}, out_shape={shapes[1]} and order={order}"
         )
     out = []
-    for side, (n, shape, name) in enumerate(
-        zip(features, shapes, ("in_shape", "out_shape"), strict=True)
-    ):
+    for side, (n, shape, name) in enumerate(zip(features, shapes, names, strict=True)):
         if shape is None and side == small:
             out.append((n, *(1,) * (order - 1)))
         else:

@@ -42,6 +42,16 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
     return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
 
 
+def mark_linear(cores: nnx.List) -> nnx.List:
+    """Marks the cores of a linear TT-matrix without a bias: lookups have cores of such shapes too.
+
+    `tensorjax.optim` refuses to count the operations of marked ones.
+    """
+    for core in cores:
+        core.set_metadata(linear_matrix=True)
+    return cores
+
+
 def values(parameters: Any) -> list[jax.Array]:
     """Returns the arrays that a layer's parameters hold, as a list."""
     return [parameter[...] for parameter in parameters]

@@ -361,6 +361,10 @@ class TT(_Format):
 class TTMatrix(_Format):
     """Specification of TT-matrix layers: `TTMatrixLinear`, `TTEmbedding`.
 
+    They save parameters and optimiser state, and no time in products with many rows: from about 256
+    features on these are planned with the dense matrix, where those of `TT` and `LowRank` of equal
+    size are faster.
+
     Attributes:
       rank: TT-ranks: one int for all bonds, cut where one cannot need as much, or one per bond;
         None as for `TT`.
@@ -372,6 +376,9 @@ class TTMatrix(_Format):
       >>> from tensorjax import nn
       >>> nn.TTMatrix(rank=8).linear(64, 96, rngs=nnx.Rngs(0)).ranks
       (8,)
+      >>> [spec.linear(512, 2048, rngs=nnx.Rngs(0)).plan(128).kind
+      ...  for spec in (nn.TTMatrix(rank=27), nn.LowRank(40))]
+      ['dense', 'halves']
     """
 
     def _layers(self) -> tuple[Any, Any, Any]:

@@ -23,8 +23,9 @@ class WeightNetwork(NamedTuple):
       modes: n_1, …, n_p, m_1, …, m_q.
       split: p.
       terms: for each array the labels of its axes; modes have the labels 0, …, p+q−1.
-      halves: the arrays of the input half and of the output half, in the order in which they
-        are multiplied where a half is materialised.
+      halves: the arrays of the input half and of the output half, of a TT-matrix those of the
+        first and of the last cores, in the order in which they are multiplied where a half is
+        materialised.
       gated: how many multiplications it takes to absorb the gates.
     """
 

@@ -13,7 +13,7 @@ from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._layers.parameter_paths import flatten
 from tensorjax.optim._layers.tensorised_layers import Stacks, check_concrete, gated
-from tensorjax.optim._size_polynomial import Measure, checked, terms
+from tensorjax.optim._size_polynomial import Measure, check_flops, checked, terms
 
 
 def prune(
@@ -71,6 +71,7 @@ def prune(
     check_concrete("prune", (target,))
     if isinstance(target, bool) or not isinstance(target, numbers.Real) or not target >= 0:
         raise ValueError(f"target: expected a number that is not negative, got {target!r}")
+    check_flops(params, measure)
     stacks = Stacks.of(params)
     params, importance = stacks.split(params), stacks.split(importance, "importance")
     layout = gated(params)

@@ -12,7 +12,7 @@ from tensorjax import _check
 from tensorjax._typing import Optimizer
 from tensorjax.optim._layers.tensorised_layers import Layout, Stacks, gated
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
-from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._size_polynomial import Measure, check_flops, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._target.target_cuts import sizes_of_all
 from tensorjax.optim._target.target_update import towards_target
@@ -232,7 +232,7 @@ def rank_adaptive(
         moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
-    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
+    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update), measure)
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
@@ -450,7 +450,7 @@ def _loss(extra: dict[str, Any]) -> Any:
 
 
 def _by_single_layers(
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformationExtraArgs, measure: Measure
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps the rank-adaptive optimiser so that layers stacked by `nnx.vmap` are single ones to it.
 
@@ -458,6 +458,7 @@ def _by_single_layers(
     """
 
     def init(params: Any) -> Any:
+        check_flops(params, measure)  # single layers are plain arrays
         return optimizer.init(Stacks.of(params).split(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax.optim._layers.parameter_paths import tokens
 from tensorjax.optim._layers.tensorised_layers import Layer, Layout, input_modes
 
 Measure = Literal["numbers", "bytes", "flops"]
@@ -24,6 +25,27 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 def checked(measure: str) -> Measure:
     """Checks in what a model's size is measured: "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
+
+
+def check_flops(params: Any, measure: Measure) -> None:
+    """Raises ValueError for "flops" of a linear TT-matrix without a bias, which is like a lookup.
+
+    Only parameters of `flax.nnx` say what they are of.
+    """
+    if measure != "flops":
+        return
+
+    def marked(node: Any) -> bool:
+        return getattr(node, "linear_matrix", False) is True
+
+    for path, node in jax.tree_util.tree_flatten_with_path(params, is_leaf=marked)[0]:
+        if marked(node):
+            place = "/".join(map(str, tokens(path)))
+            raise ValueError(
+                f'measure: expected "numbers" or "bytes", got "flops" with {place}, a core of a '
+                "linear TT-matrix without a bias: in plain arrays, as optimisers have them, "
+                "nothing tells it from a lookup, whose operations are others; give the layer a bias"
+            )
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:

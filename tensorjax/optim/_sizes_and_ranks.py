@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax._typing import PyTree
 from tensorjax.optim._layers.parameter_paths import flatten
 from tensorjax.optim._layers.tensorised_layers import Layer, Layout, Stacks, check_concrete, find
-from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._size_polynomial import Measure, check_flops, checked, polynomial, total
 
 
 def size(
@@ -37,8 +37,10 @@ def size(
         from the length of the bias; without one, the most even split is taken. Tucker: factors on
         the inputs, the core, factors on the outputs. CP: A and B are Khatri–Rao products. A lookup
         (cores with row and column modes) takes one row of every core, from the left; with a bias
-        such cores are a linear TT-matrix, multiplied to the input one by one. Biases and products
-        with the gates are not counted.
+        such cores are a linear TT-matrix, multiplied to the input one by one (a program that forms
+        the weight has other ones). Without a bias they count as a lookup in plain arrays, and
+        parameters of `tensorjax.nn.TTMatrixLinear` are refused. Biases and products with the gates
+        are not counted.
       threshold: gates at or below it count as dead.
       rows: inputs (or lookups) of the forward pass, for "flops".
       everything: counts gates, biases and all other parameters too ("numbers" and "bytes").
@@ -47,7 +49,8 @@ def size(
       int; a scalar float32 array where ``params`` are traced.
 
     Raises:
-      ValueError: gates that do not fit their cores, an unknown measure.
+      ValueError: gates that do not fit their cores, an unknown measure, "flops" of a linear
+        TT-matrix without a bias.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,6 +70,7 @@ def size(
             'everything: expected measure "numbers" or "bytes", got "flops": what dense parameters '
             "are used for is not known"
         )
+    check_flops(params, measure)
     params = Stacks.of(params).split(params)
     layout = find(params)
     _, leaves, _ = flatten(params)

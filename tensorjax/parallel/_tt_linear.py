@@ -18,11 +18,13 @@ def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
 
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or
-        any other one.
+        any other one: TT-matrices, whose cores hold a mode of both sides, are not split.
       fold: sizes (…, wide) that the output is folded into; () for none. The last one is split.
     """
     if not hasattr(layer, "cores") or layer.memory_limit is not None:
         return False  # a limit is kept by the layer itself, on tokens
+    if len(layer.cores) != len(layer.in_shape) + len(layer.out_shape):
+        return False  # a TT-matrix
     whole = (
         math.prod(layer.in_shape) == layer.in_features
         and math.prod(layer.out_shape) == layer.out_features

@@ -64,6 +64,9 @@ def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[
       layer: `flax.nnx.Linear`, `flax.nnx.Conv` or `flax.nnx.Embed`, perhaps stacked.
       spec: whose format and shapes are kept; None allows all, and to stay dense.
       trained: whether a training follows that cuts ranks: then nothing is larger than dense.
+
+    Raises:
+      ValueError: no ranks can be chosen for the spec, or the weights are not finite.
     """
     weights, shape, fold_of_conv = _matrices(layer)
     embedding = isinstance(layer, nnx.Embed)
@@ -73,8 +76,10 @@ def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[
         found += _low_rank(tails, shape, spec)
     folds = [fold_of_conv] if fold_of_conv else _folds(shape, spec, embedding)
     small = bool(fold_of_conv)
+    # Of embeddings and convolutions TT-matrices and trains are the same.
+    as_train = (TT, TTMatrix) if embedding or small else TT
     for rows, columns in folds:
-        if spec is None or isinstance(spec, TT) or (embedding and isinstance(spec, TTMatrix)):
+        if spec is None or isinstance(spec, as_train):
             found += _trains(tails, rows, columns, spec, embedding)
         if not embedding and (
             isinstance(spec, Tucker) or (spec is None and (small or len(rows + columns) <= 4))
@@ -83,10 +88,26 @@ def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[
     if not embedding and not small and (spec is None or isinstance(spec, TTMatrix)):
         for rows, columns in _paired_folds(shape, spec):
             found += _trains(tails, rows, columns, spec, embedding, paired=True)
+    if not found:
+        raise ValueError(_no_candidate(spec, shape, embedding))
     if trained:
         found = [c for c in found if c.numbers <= math.prod(shape)] or found
     count = len(weights)
     return _front([c._replace(numbers=c.numbers * count) for c in found])
+
+
+def _no_candidate(spec: Any, shape: tuple[int, int], embedding: bool) -> str:
+    """Says why there are no candidates for a spec, and what to do."""
+    if embedding and isinstance(spec, Tucker):
+        return (
+            "expected TT, TTMatrix or LowRank to choose the ranks of a dense embedding, got "
+            f"{spec}; with a rank it can be made anew"
+        )
+    return (
+        f"expected modes of a weight of {shape[0]:,} × {shape[1]:,} whose unfoldings have a side "
+        f"of at most {_LARGEST:,}, to choose their ranks by singular values, got {spec}; give it a "
+        'rank, other factors or another order, or choose by size with init="random"'
+    )
 
 
 def is_random(layer: Any) -> bool:

@@ -98,6 +98,10 @@ def choose(
     last step; what is left then goes to the best specs between two corners of the hulls. By ``tol``
     every layer gets the smallest spec whose error bound fulfils it.
 
+    The TT-matrices that random weights get by "auto" save parameters and optimiser state, not time:
+    of about 256 features and more they are multiplied as dense matrices where there are many rows,
+    and `TT` or `LowRank`, given in ``rules``, are faster.
+
     Args:
       model: any NNX module.
       rules: "auto", or patterns and specs as for `tensorize`: formats and shapes given there are
