@@ -1,7 +1,9 @@
 """Stationary densities of Fokker–Planck equations by AMEn, without steps in time."""
 
 import dataclasses
+import itertools
 import math
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -31,11 +33,20 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
+# Share of the time for values of closed forms; seconds that are left for solves, at least.
+_LOOKED, _LEAST = 0.5, 1e-9
 # Share of the time for L − c p ∫ in three dimensions and more; then solves with L − s, at most,
 # their accuracy over the last change of p, and at least.
 _TRIED, _SHIFTS, _PART, _COARSE = 0.25, 200, 0.1, 1e-2
+# Changes of p, at least, from which its error is estimated; the shift, over the first one, at which
+# p has to stay as it is.
+_RATIOS, _SLOWEST = 3, 1e-6
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
 GRID = 30.0
+_UNCONFIRMED = (
+    "the density hardly changes over short times, but its slowest mode is not known to "
+    "have relaxed: where it passes rarely from one well to another, it may be that of one of them"
+)
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -51,8 +62,9 @@ class Stationary:
       result: `Result.successful`; `Result.edge_mass` where there is no density in the box that
         vanishes at its edge (none that can be normalised, or the box is too small);
         `Result.unresolved` where its points are too coarse; `Result.max_rank`; `Result.solver`
-        where the linear systems are not solved to ``tol``; `Result.max_steps` where that would take
-        more than ``max_seconds``, and ``final`` is what there was before the solve that was left.
+        where the linear systems are not solved to ``tol``, or the slowest mode is not known to have
+        relaxed, as ``message`` says; `Result.max_steps` where that would take more than
+        ``max_seconds``, and ``final`` is what there was before the solve that was left.
       message: explanation of a failure, with advice; else empty.
       residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
       change: what the last solve has changed of p, relative to its norm; zero of a closed form.
@@ -92,7 +104,9 @@ def stationary(
     detailed balance log p is a line integral of the drift: gradients with noise in all
     coordinates, and particles with positions, momenta and one temperature; whether that holds is
     tested at points. Where the bordered system is not solved, p is found by inverse iteration with
-    a shift, (L − s) p_new = −s p. A density of other equations that has high ranks in coordinates
+    a shift, (L − s) p_new = −s p, and has to stay when s is lowered to a millionth: else the
+    slowest mode is not known to have relaxed, and p may be the density of one of several wells. A
+    density of other equations that has high ranks in coordinates
     at rest takes minutes and more.
 
     Args:
@@ -105,7 +119,8 @@ def stationary(
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
       max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
-        limit. It is looked at between sweeps.
+        limit. It is looked at between sweeps. Values of a closed form may take half of it, which
+        counts.
 
     Returns:
       `Stationary`.
@@ -137,18 +152,35 @@ def stationary(
     "The Fokker–Planck Equation" (Springer, 1989), section 6.4, for detailed balance. Ours: the
     bordered system.
     """
+    return with_cores(problem, tol, map, max_rank, (edge_limit, resolution_limit), max_seconds)[0]
+
+
+def with_cores(
+    problem: Problem,
+    tol: float,
+    map: AffineMap | None,
+    max_rank: int | None,
+    limits: tuple[float, float],
+    max_seconds: float,
+) -> tuple[Stationary, Cores]:
+    """Computes a `Stationary` as `stationary` does, and its cores in double precision.
+
+    Returns:
+      `Stationary`; cores of the density on the grid of its coordinates, of mass one there.
+    """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     linear_systems.checked_seconds(max_seconds)
+    begun = time.process_time()
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
         raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
-    form = equilibria.known(problem, tol, map, cap)
+    form = equilibria.known(problem, tol, map, cap, _LOOKED * max_seconds)
     at = form.map if form.map is not None else at
     operator, box = operator_of(problem, at), problem.box
     p = problem.initial_cores(at, tol) if form.cores is None else form.cores
@@ -158,23 +190,25 @@ def stationary(
     p = [p[0] / mass, *p[1:]]
     found = None
     if form.cores is not None:
-        found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
+        found = _checked(operator, p, box, tol, limits)
     if found is None:
-        found = _solved_for(operator, p, box, tol, cap, max_seconds)
+        left = max(max_seconds - (time.process_time() - begun), _LEAST)
+        found = _solved_for(operator, p, box, tol, cap, left)
     p, change = found.p, found.change
     v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
     edge, rough = shares(v, box)
     capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
-    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
+    outside = unbounded_by(edge, rough, *limits)
     if found.exact:  # exact values have no noise at the edge
-        outside = outside[0], edge <= edge_limit and outside[0]
+        outside = outside[0], edge <= limits[0] and outside[0]
     if found.spent:
         result, message = Result.max_steps, out_of_time("density", found.spent, max_seconds)
     else:
         result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
-    return Stationary(
-        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
-    )
+    if found.unconfirmed and result in (Result.max_steps, Result.solver):
+        message = f"{_UNCONFIRMED}; {message}"
+    state = State(v, at, math.inf)
+    return Stationary(state, result, message, speed(operator, p), change, edge, rough), p
 
 
 class _Found(NamedTuple):
@@ -186,6 +220,7 @@ class _Found(NamedTuple):
     steady: bool
     exact: bool = False
     spent: tuple[int, ...] = ()  # ranks at which time was over
+    unconfirmed: bool = False  # whether a slow mode may not have relaxed
 
 
 def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
@@ -220,7 +255,7 @@ def _solved_for(
     some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
     which norms grow.
     """
-    share = _TRIED if box.dim > 2 else 1.0
+    share = _TRIED if box.dim > 2 and cap is None else 1.0
     found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(share * seconds))
     if found.steady or box.dim < 3 or cap is not None:
         return found
@@ -231,30 +266,48 @@ def _solved_for(
 def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
     """Iterates (1 − L/s) p_new = p, inverse iteration for a stationary density, until p stays.
 
-    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, from which the
-    error left is estimated, q/(1 − q) of the last change.
+    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, the larger of
+    the last two ratios, from which the error left is estimated, q/(1 − q) of the last change. A
+    mode slower than tol s hardly changes within such steps: where p seems to stay, solves with a
+    much smaller shift have to leave it as it is.
     """
     rate = rate_of(operator, p, box)
     identity = [np.eye(n)[None, :, :, None] for n in box.shape]
     terms = [linear_systems.flat(identity), linear_systems.flat(operator)]
-    system = linear_systems.square(products.combined(terms, [1.0, -1 / rate]))
-    change, error, residual = 1.0, math.inf, math.inf
+    systems = [
+        linear_systems.square(products.combined(terms, [1.0, -1 / s]))
+        for s in (rate, _SLOWEST * rate)
+    ]
+    changes: list[float] = []
+    error, residual, late = math.inf, math.inf, 0
     for _ in range(_SHIFTS):
-        accuracy = min(_COARSE, max(_SHARE * tol, _PART * change))
+        last = changes[-1] if changes else 1.0
+        accuracy = min(_COARSE, _SHARE * tol if late else max(_SHARE * tol, _PART * last))
         try:
-            new, residual = linear_systems.solved(system, p, p, accuracy, timer=timer)
+            new, residual = linear_systems.solved(
+                systems[min(late, 1)], p, p, accuracy, timer=timer
+            )
         except linear_systems.OutOfTimeError as ended:
-            return _Found(p, residual, error, False, spent=ended.ranks)
+            return _Found(p, residual, error, False, spent=ended.ranks, unconfirmed=late > 0)
         mass = mass_of(new, box.weights)
         if not (math.isfinite(mass) and mass > 0) or residual > accuracy:
             break
         new = [new[0] / mass, *new[1:]]
-        before, change = change, overlaps.distance(new, p) / overlaps.norm(new)
-        p, q = new, change / before
-        error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
-        if error <= tol:
-            return _Found(p, residual, error, True)
-    return _Found(p, residual, error, False)
+        change, p = overlaps.distance(new, p) / overlaps.norm(new), new
+        if late:
+            error = change
+            if change <= tol:
+                return _Found(p, residual, change, True)
+            if late == _SOLVES:
+                break
+            late += 1
+            continue
+        changes.append(change)
+        if len(changes) >= _RATIOS:
+            q = max(b / max(a, 1e-300) for a, b in itertools.pairwise(changes[-_RATIOS:]))
+            error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
+            late = int(error <= tol)
+    return _Found(p, residual, error, False, unconfirmed=late > 0)
 
 
 def _iterated(
