@@ -228,21 +228,7 @@ def test_a_closed_form_that_the_box_does_not_hold_says_so(rng):
         assert pde.stationary(other).result == result
 
 
-def test_shifted_inverse_iteration_finds_the_density(rng):
-    problem, center, covariance = ornstein_uhlenbeck(rng, 3)
-    identity = pde.AffineMap.identity(3)
-    operator, box = stationary.operator_of(problem, identity), problem.box
-    p = problem.initial_cores(identity, 1e-4)
-    found = stationary._shifted(operator, p, box, 1e-3, linear_systems.Timer(np.inf))
-    assert found.steady
-    assert found.change < 1e-3
-    train = tt.TT([c.astype(np.float32) for c in found.p])
-    _, mean, spread = pde.moments(train, identity, box)
-    assert np.abs(mean - center).max() < 3e-3
-    assert np.abs(spread - covariance).max() < 3e-3
-
-
-@pytest.mark.parametrize("temperature", [0.04, pytest.param(0.025, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.04, 0.025])
 def test_the_density_of_one_of_two_wells_is_not_taken_for_stationary(temperature):
     # Wells at ±1 along the first axis, met once in exp(1/(4 T)) times of their width.
     start = pde.Gaussian([1.0, 0.0, 0.0], temperature * np.diag([0.5, 1.0, 1.0]))
@@ -253,28 +239,12 @@ def test_the_density_of_one_of_two_wells_is_not_taken_for_stationary(temperature
     )
     identity = pde.AffineMap.identity(3)
     operator, p = stationary.operator_of(problem, identity), problem.initial_cores(identity, 1e-4)
-    for seconds in (0.3, 20.0):
-        found = stationary._shifted(operator, p, box, 1e-2, linear_systems.Timer(seconds))
+    for tol in (1e-2, 1e-3):
+        found = stationary._iterated(operator, p, box, tol, None, linear_systems.Timer(5.0))
         train = tt.TT([c.astype(np.float32) for c in found.p])
         _, mean, _ = pde.moments(train, identity, box)
-        assert abs(mean[0]) < 0.05 if found.steady else found.spent or found.unconfirmed
-
-
-@pytest.mark.slow
-def test_particles_at_two_temperatures_balance_their_energy(rng):
-    problem, _ = particles(rng, 2, gradient=False)
-    identity = pde.AffineMap.identity(4)
-    operator, box = stationary.operator_of(problem, identity), problem.box
-    p = problem.initial_cores(identity, 1e-4)
-    found = stationary._shifted(operator, p, box, 1e-2, linear_systems.Timer(np.inf))
-    assert found.steady
-    train = tt.TT([c.astype(np.float32) for c in found.p])
-    _, _, spread = pde.moments(train, identity, box)
-    heat = problem.diffusion[2, 2] / -problem.matrix[2, 2]
-    other = problem.diffusion[3, 3] / -problem.matrix[3, 3]
-    # Of the exact density: no mean power in all, and no mean growth of q_i².
-    assert spread[2, 2] + spread[3, 3] == pytest.approx(heat + other, rel=2e-2)
-    assert abs(spread[0, 2]) + abs(spread[1, 3]) < 2e-2
+        assert found.steady
+        assert abs(mean[0]) < 0.05
 
 
 def test_more_time_than_allowed_is_said(rng):

@@ -63,7 +63,7 @@ def derivatives_of_gaussian(
     return out
 
 
-def _independent(values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _independent(values: Any, vectors: Any) -> tuple[Any, Any]:
     """Leaves out eigenvectors of affine drift that earlier ones of the same eigenvalue span.
 
     A matrix that lacks eigenvectors seems to have them, apart by the root of roundoff, and a real

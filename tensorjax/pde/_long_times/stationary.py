@@ -1,7 +1,6 @@
 """Stationary densities of Fokker–Planck equations by AMEn, without steps in time."""
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Iterable
@@ -35,18 +34,8 @@ _EXACT = 1e-13
 _ROUNDOFF = 1e-9
 # Share of the time for values of closed forms; seconds that are left for solves, at least.
 _LOOKED, _LEAST = 0.5, 1e-9
-# Share of the time for L − c p ∫ in three dimensions and more; then solves with L − s, at most,
-# their accuracy over the last change of p, and at least.
-_TRIED, _SHIFTS, _PART, _COARSE = 0.25, 200, 0.1, 1e-2
-# Changes of p, at least, from which its error is estimated; the shift, over the first one, at which
-# p has to stay as it is.
-_RATIOS, _SLOWEST = 3, 1e-6
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
 GRID = 30.0
-_UNCONFIRMED = (
-    "the density hardly changes over short times, but its slowest mode is not known to "
-    "have relaxed: where it passes rarely from one well to another, it may be that of one of them"
-)
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -62,9 +51,8 @@ class Stationary:
       result: `Result.successful`; `Result.edge_mass` where there is no density in the box that
         vanishes at its edge (none that can be normalised, or the box is too small);
         `Result.unresolved` where its points are too coarse; `Result.max_rank`; `Result.solver`
-        where the linear systems are not solved to ``tol``, or the slowest mode is not known to have
-        relaxed, as ``message`` says; `Result.max_steps` where that would take more than
-        ``max_seconds``, and ``final`` is what there was before the solve that was left.
+        where the linear systems are not solved to ``tol``; `Result.max_steps` where that would take
+        more than ``max_seconds``, and ``final`` is what there was before the solve that was left.
       message: explanation of a failure, with advice; else empty.
       residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
       change: what the last solve has changed of p, relative to its norm; zero of a closed form.
@@ -103,17 +91,16 @@ def stationary(
     are given: those of its correlations, with the means and deviations of the given ones. In
     detailed balance log p is a line integral of the drift: gradients with noise in all
     coordinates, and particles with positions, momenta and one temperature; whether that holds is
-    tested at points. Where the bordered system is not solved, p is found by inverse iteration with
-    a shift, (L − s) p_new = −s p, and has to stay when s is lowered to a millionth: else the
-    slowest mode is not known to have relaxed, and p may be the density of one of several wells. A
-    density of other equations that has high ranks in coordinates
-    at rest takes minutes and more.
+    tested at points. A density of other equations that has high ranks in coordinates at rest takes
+    minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
         `OrnsteinUhlenbeck` or one of your own.
       tol: error of p relative to its norm, by what the last solve has changed; that of the grid
         and the box comes on top: about three times the shares at the edge and in the highest modes.
+        Between wells that paths leave rarely masses are sensitive: errors of the grid, as rates,
+        count over the rate of the slowest mode.
       map: coordinates of p, at rest. If None, the identity or those of an affine drift, see above.
       max_rank: of p.
       edge_limit: largest `edge_mass` of a success.
@@ -193,7 +180,7 @@ def with_cores(
         found = _checked(operator, p, box, tol, limits)
     if found is None:
         left = max(max_seconds - (time.process_time() - begun), _LEAST)
-        found = _solved_for(operator, p, box, tol, cap, left)
+        found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(left))
     p, change = found.p, found.change
     v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
     edge, rough = shares(v, box)
@@ -205,8 +192,6 @@ def with_cores(
         result, message = Result.max_steps, out_of_time("density", found.spent, max_seconds)
     else:
         result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
-    if found.unconfirmed and result in (Result.max_steps, Result.solver):
-        message = f"{_UNCONFIRMED}; {message}"
     state = State(v, at, math.inf)
     return Stationary(state, result, message, speed(operator, p), change, edge, rough), p
 
@@ -220,7 +205,6 @@ class _Found(NamedTuple):
     steady: bool
     exact: bool = False
     spent: tuple[int, ...] = ()  # ranks at which time was over
-    unconfirmed: bool = False  # whether a slow mode may not have relaxed
 
 
 def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
@@ -244,70 +228,6 @@ def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
         f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "
         "are lower (map=), a larger tol, fewer points, or raise max_seconds"
     )
-
-
-def _solved_for(
-    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, seconds: float
-) -> _Found:
-    """Solves for a stationary density: by L − c p ∫, and where that fails by L − s.
-
-    Projections of the former on trains may be near singular: ∫ is far from normal, and noise in
-    some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
-    which norms grow.
-    """
-    share = _TRIED if box.dim > 2 and cap is None else 1.0
-    found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(share * seconds))
-    if found.steady or box.dim < 3 or cap is not None:
-        return found
-    first = min(p, found.p, key=lambda x: speed(operator, x))
-    return _shifted(operator, first, box, tol, linear_systems.Timer((1 - share) * seconds))
-
-
-def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
-    """Iterates (1 − L/s) p_new = p, inverse iteration for a stationary density, until p stays.
-
-    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, the larger of
-    the last two ratios, from which the error left is estimated, q/(1 − q) of the last change. A
-    mode slower than tol s hardly changes within such steps: where p seems to stay, solves with a
-    much smaller shift have to leave it as it is.
-    """
-    rate = rate_of(operator, p, box)
-    identity = [np.eye(n)[None, :, :, None] for n in box.shape]
-    terms = [linear_systems.flat(identity), linear_systems.flat(operator)]
-    systems = [
-        linear_systems.square(products.combined(terms, [1.0, -1 / s]))
-        for s in (rate, _SLOWEST * rate)
-    ]
-    changes: list[float] = []
-    error, residual, late = math.inf, math.inf, 0
-    for _ in range(_SHIFTS):
-        last = changes[-1] if changes else 1.0
-        accuracy = min(_COARSE, _SHARE * tol if late else max(_SHARE * tol, _PART * last))
-        try:
-            new, residual = linear_systems.solved(
-                systems[min(late, 1)], p, p, accuracy, timer=timer
-            )
-        except linear_systems.OutOfTimeError as ended:
-            return _Found(p, residual, error, False, spent=ended.ranks, unconfirmed=late > 0)
-        mass = mass_of(new, box.weights)
-        if not (math.isfinite(mass) and mass > 0) or residual > accuracy:
-            break
-        new = [new[0] / mass, *new[1:]]
-        change, p = overlaps.distance(new, p) / overlaps.norm(new), new
-        if late:
-            error = change
-            if change <= tol:
-                return _Found(p, residual, change, True)
-            if late == _SOLVES:
-                break
-            late += 1
-            continue
-        changes.append(change)
-        if len(changes) >= _RATIOS:
-            q = max(b / max(a, 1e-300) for a, b in itertools.pairwise(changes[-_RATIOS:]))
-            error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
-            late = int(error <= tol)
-    return _Found(p, residual, error, False, unconfirmed=late > 0)
 
 
 def _iterated(

@@ -106,10 +106,10 @@ class Trim:
         `tensorjax.pde._stepping.outskirts`.
       moments: what rounding keeps, the mass alone if None.
       lost_moments: those that v has lost, over its mass; None for nothing yet. Updated. Each is in
-        units of the means and deviations of its step: under linear drift and any noise the share of
-        a loss in a variance falls or stays as time goes on, while its raw value over a variance
-        that contracts would grow. Sums are bounds. Of another number of moments, as where v has no
-        positive variance for some steps, nothing is restored, and the record waits.
+        units of the means and deviations of its step: under linear drift and constant noise the
+        share of a loss in the covariance falls or stays as time goes on, while its raw value over a
+        variance that contracts would grow: sums are about bounds. Of another number of moments, as
+        where v has no positive variance for some steps, nothing is restored, and the record waits.
 
     Attributes:
       limit: of the ranks of all sums, well above those of the last step; None where there was none.
@@ -140,7 +140,7 @@ class Trim:
         self._quadrature = masses.quadrature(box)
         self.at = low_moments.mass_alone(box) if moments is None else moments
         known = lost_moments is not None and len(lost_moments) == self.at.count
-        self._summed = lost_moments if known else np.zeros(self.at.count)
+        self._summed: Any = lost_moments if known else np.zeros(self.at.count)
         waits = lost_moments is not None and len(lost_moments) > self.at.count
         self._waiting = lost_moments if waits else None
         self._lost: list[tuple[Cores, np.ndarray]] = []
