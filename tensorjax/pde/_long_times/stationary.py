@@ -235,11 +235,14 @@ def _iterated(
 ) -> _Found:
     """Iterates a stationary density from a first one until it stays: solves with L − c p ∫."""
     rate = rate_of(operator, p, box)
-    change, residual, accuracy = math.inf, math.inf, 0.0
+    change, residual, asked = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
+        # A guess that would do is returned as it is, and may be the density of one of several
+        # wells: its residual, that of the slowest mode, has to fall.
+        asked = max(min(accuracy, _SHARE * speed(operator, p) / rate), _EXACT)
         try:
-            p, residual = _solved(operator, p, box.weights, rate, accuracy, cap, timer)
+            p, residual = _solved(operator, p, box.weights, rate, asked, cap, timer)
         except linear_systems.OutOfTimeError as error:
             return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
@@ -248,10 +251,11 @@ def _iterated(
             break
         p = [p[0] / mass, *p[1:]]
         change = overlaps.distance(p, before) / overlaps.norm(p)
-        if change <= tol or residual > accuracy:
+        solved = residual <= max(asked, _ROUNDOFF)
+        if (change <= tol and solved) or residual > accuracy:
             break
     # A solve that stalls returns its guess: that nothing has changed then says nothing.
-    steady = change <= tol and residual <= max(accuracy, _ROUNDOFF)
+    steady = change <= tol and residual <= max(asked, _ROUNDOFF)
     return _Found(p, residual, change, steady)
 
 
