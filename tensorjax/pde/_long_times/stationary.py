@@ -32,6 +32,9 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
+# Residual of the last solve, at most: modes slower than this over tol, in units of the rates of p,
+# may not have relaxed.
+_SURE = 1e-8
 # Share of the time for values of closed forms; seconds that are left for solves, at least.
 _LOOKED, _LEAST = 0.5, 1e-9
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
@@ -239,8 +242,9 @@ def _iterated(
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
         # A guess that would do is returned as it is, and may be the density of one of several
-        # wells: its residual, that of the slowest mode, has to fall.
-        asked = max(min(accuracy, _SHARE * speed(operator, p) / rate), _EXACT)
+        # wells: its residual, that of the slowest mode, has to fall, and to be small at the end.
+        sure = _SURE if k else math.inf
+        asked = max(min(accuracy, sure, _SHARE * speed(operator, p) / rate), _EXACT)
         try:
             p, residual = _solved(operator, p, box.weights, rate, asked, cap, timer)
         except linear_systems.OutOfTimeError as error:
@@ -251,11 +255,11 @@ def _iterated(
             break
         p = [p[0] / mass, *p[1:]]
         change = overlaps.distance(p, before) / overlaps.norm(p)
-        solved = residual <= max(asked, _ROUNDOFF)
+        solved = asked <= _SURE and residual <= max(asked, _ROUNDOFF)
         if (change <= tol and solved) or residual > accuracy:
             break
     # A solve that stalls returns its guess: that nothing has changed then says nothing.
-    steady = change <= tol and residual <= max(asked, _ROUNDOFF)
+    steady = change <= tol and asked <= _SURE and residual <= max(asked, _ROUNDOFF)
     return _Found(p, residual, change, steady)
 
 
