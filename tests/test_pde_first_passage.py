@@ -40,6 +40,12 @@ def test_brownian_motion_with_drift_leaves_an_interval(rng: np.random.Generator)
     np.testing.assert_allclose(q(x[:, None]), share, atol=1e-6)
     assert np.isnan(found([[high + 0.1]])).all()
     assert abs(found([[low], [high]])).max() < 1e-12
+    # Ends that were computed otherwise, as from a grid of steps.
+    for k in (1, 3):
+        beside = np.array([[low - k * np.spacing(abs(low))], [high + k * np.spacing(high)]])
+        assert abs(found(beside)).max() < 1e-12
+        np.testing.assert_allclose(q(beside), [0, 1], atol=1e-12)
+    assert np.isnan(found([[high + 1e-12]])).all()
 
 
 def test_an_ornstein_uhlenbeck_process_reaches_a_level(rng: np.random.Generator):

@@ -7,9 +7,11 @@ import pytest
 import scipy.linalg
 
 from tensorjax import pde
+from tensorjax.pde._integration.accuracy import moments_lost
 from tensorjax.pde._stepping import low_moments
 from tensorjax.pde._stepping.outskirts import profiles
 from tensorjax.pde._stepping.sketched_sums import Train, rounded
+from tensorjax.pde._stepping.step_truncation import Trim
 
 ONE = np.ones(1)
 OF = {"fourier": 40, "finite differences": 60, "chebyshev": 40}
@@ -121,8 +123,19 @@ def test_a_variance_that_truncation_took_is_reported(monkeypatch: Any):
     assert again.final.memory is not None
     lost = [abs(s.final.memory["lost moments"][-1]) for s in (half, again)]
     assert lost[1] > lost[0] > 0
+    assert again.result == pde.Result.inaccurate
     loose = pde.integrate(problem, t1=1.0, tol=1e-5, accuracy=0.1)
     assert loose.result == pde.Result.successful
+
+
+def test_losses_of_moments_wait_and_are_shares_of_all_that_cancels():
+    box = pde.Box.fourier(1, 24, 4.0)
+    lost = np.array([0.0, 1e-3, 2e-3])
+    trim = Trim(1e-4, None, {}, box, lost_moments=lost)  # of the mass alone
+    np.testing.assert_array_equal(trim.lost_moments, lost)
+    assert not Trim(1e-4, None, {}, box).lost_moments.any()
+    assert "variance along axis 0" in moments_lost(lost, box, 1.0, 1e-3)
+    assert not moments_lost(lost, box, 1.0, 1e-3, share=0.1)
 
 
 def test_moments_of_many_or_periodic_coordinates_are_fewer():

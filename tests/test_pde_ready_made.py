@@ -190,6 +190,13 @@ def test_coordinates_rest_on_half_lines():
         pde.stationary(problem, map=turned)
 
 
+def test_runs_beyond_the_horizon_are_advised_to_take_a_longer_one():
+    found = pde.integrate(pde.GeometricBrownianMotion(volatility=0.5), t1=3.0, tol=1e-3)
+    assert found.result == pde.Result.edge_mass
+    assert "horizon=" in found.message
+    assert "follow the solution" not in found.message
+
+
 def test_other_starts_have_no_closed_form_and_need_a_box():
     start = pde.Gaussian([1.0], [[0.04]])
     for problem in (pde.CIR(), pde.GeometricBrownianMotion()):

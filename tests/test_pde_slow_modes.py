@@ -1,5 +1,6 @@
 """Slow modes against eigenvalues of matrices and of dense operators; what has none says so."""
 
+import jax
 import numpy as np
 import pytest
 from scipy import linalg
@@ -82,6 +83,35 @@ def test_of_full_drift_matrices_in_many_dimensions(rng, d):
     mode = found(x)[:, 0]
     factor = np.vdot(wanted, mode) / np.vdot(wanted, wanted)
     assert norm(mode - factor * wanted) < 1e-4 * norm(mode)
+
+
+def test_of_affine_drift_in_single_precision_and_of_few_ranks(rng):
+    matrix = 0.3 * rng.standard_normal((3, 3)) - np.eye(3)
+    covariance = linalg.solve_continuous_lyapunov(matrix, -0.4 * np.eye(3))
+    box = pde.Box.fourier(3, 40, 6.5 * np.sqrt(np.diag(covariance)))
+    start = pde.Gaussian(np.zeros(3), 0.3 * np.eye(3))
+    problem = pde.OrnsteinUhlenbeck(matrix, 0.2 * np.eye(3), start, box)
+    a = np.linalg.eigvals(matrix)
+    with jax.enable_x64(False):
+        found = pde.slow_modes(problem, k=2)
+    assert found.result == pde.Result.successful, found.message
+    # Of the closed form, exact to roundoff.
+    assert max(np.abs(a - value).min() for value in found.values) < 1e-12
+    few = pde.slow_modes(problem, k=2, max_rank=1)
+    assert few.result == pde.Result.max_rank
+    assert max(max(mode.ranks) for mode in few.modes) <= 2  # complex ones of two parts
+
+
+def test_of_critically_damped_drift_every_mode_is_listed_once():
+    none, one = np.zeros((2, 2)), np.eye(2)
+    matrix = np.block([[none, one], [-np.diag([1.0, 2.0]), -2 * np.diag([1.0, 2.0]) ** 0.5]])
+    start = pde.Gaussian(np.zeros(4), 0.3 * np.eye(4))
+    diffusion = np.diag([0.0, 0.0, 0.5, 0.5])
+    covariance = linalg.solve_continuous_lyapunov(matrix, -2 * diffusion)
+    box = pde.Box.fourier(4, 40, 6.5 * np.sqrt(np.diag(covariance)))
+    found = pde.slow_modes(pde.OrnsteinUhlenbeck(matrix, diffusion, start, box), k=3)
+    assert found.result == pde.Result.successful, found.message
+    np.testing.assert_allclose(found.values, [-1, -(2**0.5), -2], atol=1e-6)
 
 
 @pytest.mark.slow

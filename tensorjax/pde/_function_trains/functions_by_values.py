@@ -16,7 +16,14 @@ from tensorjax.pde._function_trains import concentrated_functions as skeleton
 from tensorjax.pde._function_trains.concentrated_functions import Draw
 
 
-def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
+def crossed(
+    name: str,
+    f: Callable[[Any], Any],
+    box: Box,
+    tol: float,
+    seed: int = 0,
+    max_rank: int | None = None,
+) -> Cores:
     """Approximates a function on a grid by a tensor train, by TT-cross approximation."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
         values = np.asarray(_finite(name, f(box.points[0][:, None])))
@@ -25,7 +32,9 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
     # Cross approximation takes half of it for its search, which has to be 10 eps or more.
     tol = max(tol, 20 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
     key = jax.random.key(seed)
-    train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)
+    train, info = tt.cross(
+        f, box.shape, tol=tol, key=key, max_rank=max_rank, grid=box.points, jit=False
+    )
     # A field that is zero wherever it was looked at may well be zero; a density may not.
     zero = info.status == "zero" and name != "start"
     if info.status != "converged" and not (zero or info.error <= 10 * tol):

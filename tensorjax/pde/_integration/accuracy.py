@@ -179,17 +179,19 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
     )
 
 
-def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
+def moments_lost(lost: Any, box: Box, t: float, allowed: float, share: float = 1.0) -> str:
     """Explains which second moments TT rounding changed by more than is allowed; else "".
 
     Args:
-      lost: of the moments in `tensorjax.pde._stepping.low_moments`, or None.
+      lost: of the moments in `tensorjax.pde._stepping.low_moments`, over the mass, or None. All
+        that v lacks counts, what was lost before a restart too.
       box: of the grid.
       t: the time.
       allowed: largest estimated error of a success.
+      share: of the mass in ∫ |v| dy, where masses of either sign cancel.
     """
     axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
-    size, (j, k) = (0.0, (0, 0)) if lost is None else largest(lost, len(axes))
+    size, (j, k) = (0.0, (0, 0)) if lost is None else largest(share * np.asarray(lost), len(axes))
     if not size > allowed:
         return ""
     name = (

@@ -300,7 +300,8 @@ def _loop(
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     # A run that goes on from another one may have another equation: its loss is its own, unless the
-    # mass of the first one is to be kept.
+    # mass of the first one is to be kept. Moments that v lacks since before count: rounding took
+    # them, whatever the equation was.
     first = work.memory.mass if work.options.conserve is not None else work.mass()
     whole = absolute_mass(work.memory.v, work.options.problem.box) / abs(float(work.map.det))
     stop: Stopped | None = None
@@ -342,7 +343,8 @@ def _loop(
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
         # Less than is restored is no failure to restore it.
         most = max(options.accuracy, unrestored(options.tol))
-        found = found or moments_lost(work.memory.lost_moments, options.problem.box, work.t, most)
+        lost, share = work.memory.lost_moments, abs(first) / max(abs(first), whole, 1e-300)
+        found = found or moments_lost(lost, options.problem.box, work.t, most, share)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()

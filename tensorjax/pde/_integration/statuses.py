@@ -139,9 +139,21 @@ def unbounded(
     return Stopped(
         Result.edge_mass,
         f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box, at the "
-        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): take a "
-        "larger box with as many more points, or coordinates that follow the solution",
+        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): "
+        f"{_wider(options.problem, int(np.argmax(found.cut)))}",
     )
+
+
+def _wider(problem: Any, axis: int) -> str:
+    """Advises how to hold a solution that an axis does not: coordinates do not move all of them."""
+    if not problem.box.axes[axis].movable:
+        more = "take a larger box with as many more points"
+        if hasattr(problem, "horizon"):
+            return (
+                f"give the problem a horizon= of all the time that it is integrated for, or {more}"
+            )
+        return more
+    return "take a larger box with as many more points, or coordinates that follow the solution"
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """Stationary densities in closed form: of affine drift, and of equilibrium (detailed balance)."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,7 +47,9 @@ class Known(NamedTuple):
     cores: Cores | None = None
 
 
-def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) -> Known:
+def known(
+    problem: Problem, tol: float, map: AffineMap | None, cap: int | None, seconds: float
+) -> Known:
     """Finds the closed form of a stationary density, and low-rank coordinates if none are given.
 
     In one or two dimensions nothing is looked for: linear systems are solved at once there.
@@ -56,6 +59,7 @@ def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) 
       tol: relative error of the density.
       map: coordinates, or None to choose.
       cap: largest rank.
+      seconds: processor time after which no more values of a density are computed.
     """
     if problem.dim < 3:
         return Known()
@@ -71,8 +75,9 @@ def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) 
     found = equilibrium(problem)
     if found is None:
         return Known()
-    cores = found.cores(problem.box, map or AffineMap.identity(problem.dim), tol)
-    if cores is None or max(len(c) for c in cores) > (cap or _MOST):
+    at, most = map or AffineMap.identity(problem.dim), cap or _MOST
+    cores = found.cores(problem.box, at, tol, most, seconds)
+    if cores is None or max(len(c) for c in cores) > most:
         return Known()
     return Known(None, cores)
 
@@ -112,6 +117,10 @@ def independent(density: Gaussian) -> AffineMap:
     return AffineMap(matrix, density.mean - matrix @ density.mean)
 
 
+class _LateError(ValueError):
+    """Signal that values of a density in closed form take longer than is allowed."""
+
+
 class Equilibrium(NamedTuple):
     """Stationary density exp(φ) in detailed balance, given by the gradient g = ∇φ.
 
@@ -133,12 +142,16 @@ class Equilibrium(NamedTuple):
         g = self.gradient(along.reshape(-1, x.shape[1])).reshape(along.shape)
         return weights / 2 @ np.vecdot(g, ray)
 
-    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores | None:
+    def cores(
+        self, box: Box, map: AffineMap, tol: float, most: int, seconds: float
+    ) -> Cores | None:
         """Approximates an equilibrium density by a tensor train; None if that fails.
 
         Cross approximation may miss a well. Its train is compared with the density at the tops
-        that ascents from all over the box reach.
+        that ascents from all over the box reach. It is given up where it takes ranks above
+        ``most``, or longer than ``seconds`` of processor time, looked at with every batch.
         """
+        end = time.process_time() + seconds
         low, high = _ends(box)
         y = self._ascended(np.random.default_rng(0).uniform(low, high, (_ASCENTS, box.dim)), map)
         y = y[((y >= low) & (y <= high)).all(1)]
@@ -152,10 +165,12 @@ class Equilibrium(NamedTuple):
         top = float(logs.max())
 
         def density(y: np.ndarray) -> np.ndarray:
+            if time.process_time() > end:
+                raise _LateError("density: expected values within the time allowed, got more")
             return np.exp(np.minimum(self.log_density(map.inverse(y)) - top, _HIGHEST))
 
         try:
-            first = crossed("density", density, box, _COARSE)
+            first = crossed("density", density, box, _COARSE, max_rank=most)
             draw = concentrated_functions.from_train(first, tol)
             cores = drawn("density", density, box, tol, draw)
         except ValueError:

@@ -33,6 +33,8 @@ _LOOKS, _DEGENERATE = 200, 1e-12
 _CHANGE, _LEAST = 10.0, 1e-4
 # Random points of the domain at which the two are compared.
 _PROBES = 1000
+# Distance of points from the domain that is roundoff of its ends.
+_ROUNDOFF = 8 * float(np.finfo(np.float64).eps)
 # Relative error of drifts of one sign.
 _CROSS = 1e-10
 
@@ -73,7 +75,8 @@ class Passage:
           x: points (m, d).
 
         Returns:
-          Values (m,); NaN outside the domain.
+          Values (m,); NaN outside the domain, by more than roundoff: 8 eps of its larger end or
+          length. Points so near outside have the values of the end.
 
         Raises:
           ValueError: points of another dimension.
@@ -89,7 +92,10 @@ class Passage:
             y = points[:, k]
             if axis.kind == "fourier":
                 y = axis.low + np.mod(y - axis.low, axis.length)
-            inside &= (y >= axis.low) & (y <= axis.high)
+            # An end that was computed may lie beside that of the axis by roundoff.
+            end = _ROUNDOFF * max(abs(axis.low), abs(axis.high), axis.length)
+            inside &= (y >= axis.low - end) & (y <= axis.high + end)
+            y = np.clip(y, axis.low, axis.high)
             state = einsum("ma,mn,anb->mb", state, axis.interpolate(y), core)
         out = state[:, 0]
         if self.target is not None:

@@ -13,6 +13,8 @@ from tensorjax.pde._discretization.grid import Box
 
 # Relative error of the trains of modes; imaginary parts of eigenvalues that are real.
 _EXACT, _REAL = 1e-13, 1e-12
+# Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
+_SAME = 2e-5
 
 
 class Mode(NamedTuple):
@@ -45,7 +47,8 @@ def derivatives_of_gaussian(
     """
     spectrum: Any = np.linalg.eig(np.asarray(matrix, np.float64))
     order = np.lexsort((-spectrum[0].imag, -spectrum[0].real))
-    values, vectors = spectrum[0][order], np.asarray(map_matrix) @ spectrum[1][:, order]
+    values, vectors = _independent(spectrum[0][order], spectrum[1][:, order])
+    vectors = np.asarray(map_matrix) @ vectors
     out, found = [], 0
     for index in slowest(-values.real, 2 * count):
         rate = complex(values[list(index)].sum())
@@ -58,6 +61,31 @@ def derivatives_of_gaussian(
         out.append((complex(rate.real) if real else rate, _larger(mode) if real else mode))
         found += 1 if real else 2
     return out
+
+
+def _independent(values: Any, vectors: Any) -> tuple[Any, Any]:
+    """Leaves out eigenvectors of affine drift that earlier ones of the same eigenvalue span.
+
+    A matrix that lacks eigenvectors seems to have them, apart by the root of roundoff, and a real
+    eigenvalue of it may come as a complex pair.
+    """
+    kept: list[int] = []
+    left_out: list[complex] = []
+    for k, value in enumerate(values):
+        near = [j for j in kept if abs(values[j] - value) <= _SAME * abs(value)]
+        basis = np.linalg.qr(vectors[:, near])[0]
+        rest = vectors[:, k] - basis @ (basis.conj().T @ vectors[:, k])
+        if near and np.linalg.norm(rest) <= _SAME:
+            left_out.append(complex(value))
+        else:
+            kept.append(k)
+    values, vectors = values[kept].astype(complex), vectors[:, kept].astype(complex)
+    for k, value in enumerate(values):
+        if value.imag and value.conjugate() in left_out and value.conjugate() not in values:
+            real, imag = vectors[:, k].real, vectors[:, k].imag
+            larger = real if np.linalg.norm(real) >= np.linalg.norm(imag) else imag
+            values[k], vectors[:, k] = value.real, larger / np.linalg.norm(larger)
+    return values, vectors
 
 
 def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
+import numbers
 import time
 from collections.abc import Callable
 
@@ -63,7 +64,8 @@ class Timer:
 
 def checked_seconds(seconds: float) -> Timer:
     """Starts the processor timer of linear solves; ValueError unless the time is positive."""
-    if not (np.ndim(seconds) == 0 and seconds > 0):
+    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (number and seconds > 0):
         raise ValueError(f"max_seconds: expected a positive number, or Inf, got {seconds!r}")
     return Timer(float(seconds))
 

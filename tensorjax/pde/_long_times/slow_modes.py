@@ -14,7 +14,6 @@ from tensorjax._cores import overlaps, products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
-from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._integration.statuses import unbounded_by
@@ -28,8 +27,8 @@ from tensorjax.pde._long_times.stationary import (
     out_of_time,
     rate_of,
     standard_coordinates,
-    stationary,
     times_coordinates,
+    with_cores,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import evaluate
@@ -62,10 +61,14 @@ class SlowModes:
       stationary: `Stationary`, the density that remains; ``stationary.final.map`` holds the
         coordinates of the modes, too.
       box: of the coordinates y.
-      residuals: ‖u − λ L⁻¹ u‖/‖u‖, (m,): relative errors of λ, to first order.
+      residuals: ‖u − λ L⁻¹ u‖/‖u‖, (m,): relative errors of λ, to first order. Of closed forms,
+        whose λ are exact, ‖L u − λu‖/‖λu‖ on the grid.
       result: `Result.successful`; that of the stationary density where there is none;
         `Result.edge_mass`, `Result.unresolved` where a mode is wider than the box or finer than its
-        points; `Result.max_rank`; `Result.solver` where the residuals stay above ``tol``.
+        points; `Result.max_rank`; `Result.solver` where the residuals stay above ``tol``;
+        `Result.max_steps` where that would take more than ``max_seconds``. Those of closed forms
+        may reach 30 times the sum of a mode's shares at the edge and in the highest modes of the
+        grid, where that is above ``tol``.
       message: explanation of a failure, with advice; else empty.
     """
 
@@ -123,15 +126,19 @@ def slow_modes(
     as u exp(λt): 1/gap is the time that equilibrium takes. The problem is one for `stationary`, and
     so are costs and limits: ranks are those of coordinates at rest. For affine drift in three
     dimensions and more modes are the derivatives of the Gaussian p along eigenvectors of its
-    matrix, in closed form; their residuals ‖L u − λu‖/‖λu‖ are those of the grid.
+    matrix, in closed form; their residuals ‖L u − λu‖/‖λu‖ are those of the grid. Where that matrix
+    lacks eigenvectors (critical damping) every mode is listed once, and what decays as a polynomial
+    in t times exp(λt) is no mode and left out.
 
     Args:
       problem: linear, not a function of time, without source, with a stationary density.
       k: number of modes.
       tol: relative error of eigenvalues, by the residuals; that of the grid and the box comes on
-        top.
-      map: coordinates of the modes, at rest; the identity if None.
-      max_rank: of the modes.
+        top. Residuals of closed forms, of affine drift, are those of the grid: see
+        ``SlowModes.result``.
+      map: coordinates of the modes, at rest. If None, the identity, or those that `stationary`
+        chooses for an affine drift in three dimensions and more.
+      max_rank: of the density and the modes; closed forms are cut to it.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
       max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
@@ -166,19 +173,17 @@ def slow_modes(
     points = math.prod(problem.box.shape)
     if count + _MORE >= points:
         raise ValueError(f"k: expected fewer modes than the {points} points of the grid, got {k}")
-    limits = {"edge_limit": edge_limit, "resolution_limit": resolution_limit}
+    limits = (edge_limit, resolution_limit)
     timer = linear_systems.checked_seconds(max_seconds)
-    rest = stationary(
-        problem, tol=_SHARE * tol, map=map, max_rank=cap, **limits, max_seconds=max_seconds
-    )
+    # In double precision whatever JAX has: L amplifies what roundoff leaves of p.
+    rest, p = with_cores(problem, _SHARE * tol, map, cap, limits, max_seconds)
     empty = np.zeros(0)
     if rest.result != Result.successful:
         text = f"no stationary density was found: {rest.message}"
         return SlowModes(empty + 0j, (), rest, problem.box, empty, rest.result, text)
-    at, p = rest.final.map, hosted_cores(rest.final.v)
-    p = [p[0] / abs(float(at.det)), *p[1:]]
+    at = rest.final.map
     if rest.change == 0:
-        known = _of_affine_drift(problem, p, at, count, tol, tuple(limits.values()))
+        known = _of_affine_drift(problem, p, at, count, tol, cap, limits)
         if known is not None:
             block, residuals, result, message = known
             modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
@@ -194,13 +199,13 @@ def slow_modes(
     except linear_systems.OutOfTimeError as error:
         text = out_of_time("modes", error.ranks, max_seconds)
         return SlowModes(empty + 0j, (), rest, problem.box, empty, Result.max_steps, text)
-    result, message = _judged(problem.box, block.x, residuals, tol, cap, tuple(limits.values()))
+    result, message = _judged(problem.box, block.x, residuals, tol, cap, limits)
     modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
     return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
 
 
 def _of_affine_drift(
-    problem: Problem, p: Cores, at: AffineMap, count: int, tol: float, limits: Any
+    problem: Problem, p: Cores, at: AffineMap, count: int, tol: float, cap: Any, limits: Any
 ) -> tuple["_Block", np.ndarray, Result, str] | None:
     """Returns slow eigenmodes in closed form for affine drift, with residuals; else None.
 
@@ -219,6 +224,8 @@ def _of_affine_drift(
         parts = [even] if odd is None else [even, [-odd[0], *odd[1:]]]
         size = math.hypot(*(overlaps.norm(x) for x in parts))
         parts = [[x[0] / size, *x[1:]] for x in parts]
+        if cap is not None:
+            parts = [rounding.rounded(x, _EQUAL, cap) for x in parts]
         # Of L⁻¹ x only x/λ is known; its residual is that of L x = λ x.
         images = [products.matvec(operator, x) for x in parts]
         xs, ys = xs + parts, ys + images
@@ -228,9 +235,8 @@ def _of_affine_drift(
     left = _Block(xs, ys, rates).residuals()
     errors = _Block(xs, ys, rates.conj()).errors(left)  # first of a pair: positive imaginary part
     shares = np.array([shares_of(np, x, quadrature(box)) for x in xs], np.float64)
-    result, message = _judged(
-        box, xs, errors, max(tol, GRID * float(shares.sum(1).max())), None, limits
-    )
+    allowed = max(tol, GRID * float(shares.sum(1).max()))
+    result, message = _judged(box, xs, errors, allowed, cap, limits)
     return None if result == Result.solver else (block, errors, result, message)
 
 

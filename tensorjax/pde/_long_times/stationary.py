@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -31,9 +32,11 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
-# Share of the time for L − c p ∫ in three dimensions and more; then solves with L − s, at most,
-# their accuracy over the last change of p, and at least.
-_TRIED, _SHIFTS, _PART, _COARSE = 0.25, 200, 0.1, 1e-2
+# Residual of the last solve, at most: modes slower than this over tol, in units of the rates of p,
+# may not have relaxed.
+_SURE = 1e-8
+# Share of the time for values of closed forms; seconds that are left for solves, at least.
+_LOOKED, _LEAST = 0.5, 1e-9
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
 GRID = 30.0
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
@@ -91,21 +94,23 @@ def stationary(
     are given: those of its correlations, with the means and deviations of the given ones. In
     detailed balance log p is a line integral of the drift: gradients with noise in all
     coordinates, and particles with positions, momenta and one temperature; whether that holds is
-    tested at points. Where the bordered system is not solved, p is found by inverse iteration with
-    a shift, (L − s) p_new = −s p. A density of other equations that has high ranks in coordinates
-    at rest takes minutes and more.
+    tested at points. A density of other equations that has high ranks in coordinates at rest takes
+    minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
         `OrnsteinUhlenbeck` or one of your own.
       tol: error of p relative to its norm, by what the last solve has changed; that of the grid
         and the box comes on top: about three times the shares at the edge and in the highest modes.
+        Between wells that paths leave rarely masses are sensitive: errors of the grid, as rates,
+        count over the rate of the slowest mode.
       map: coordinates of p, at rest. If None, the identity or those of an affine drift, see above.
       max_rank: of p.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
       max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
-        limit. It is looked at between sweeps.
+        limit. It is looked at between sweeps. Values of a closed form may take half of it, which
+        counts.
 
     Returns:
       `Stationary`.
@@ -137,18 +142,35 @@ def stationary(
     "The Fokker–Planck Equation" (Springer, 1989), section 6.4, for detailed balance. Ours: the
     bordered system.
     """
+    return with_cores(problem, tol, map, max_rank, (edge_limit, resolution_limit), max_seconds)[0]
+
+
+def with_cores(
+    problem: Problem,
+    tol: float,
+    map: AffineMap | None,
+    max_rank: int | None,
+    limits: tuple[float, float],
+    max_seconds: float,
+) -> tuple[Stationary, Cores]:
+    """Computes a `Stationary` as `stationary` does, and its cores in double precision.
+
+    Returns:
+      `Stationary`; cores of the density on the grid of its coordinates, of mass one there.
+    """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     linear_systems.checked_seconds(max_seconds)
+    begun = time.process_time()
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
         raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
-    form = equilibria.known(problem, tol, map, cap)
+    form = equilibria.known(problem, tol, map, cap, _LOOKED * max_seconds)
     at = form.map if form.map is not None else at
     operator, box = operator_of(problem, at), problem.box
     p = problem.initial_cores(at, tol) if form.cores is None else form.cores
@@ -158,23 +180,23 @@ def stationary(
     p = [p[0] / mass, *p[1:]]
     found = None
     if form.cores is not None:
-        found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
+        found = _checked(operator, p, box, tol, limits)
     if found is None:
-        found = _solved_for(operator, p, box, tol, cap, max_seconds)
+        left = max(max_seconds - (time.process_time() - begun), _LEAST)
+        found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(left))
     p, change = found.p, found.change
     v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
     edge, rough = shares(v, box)
     capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
-    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
+    outside = unbounded_by(edge, rough, *limits)
     if found.exact:  # exact values have no noise at the edge
-        outside = outside[0], edge <= edge_limit and outside[0]
+        outside = outside[0], edge <= limits[0] and outside[0]
     if found.spent:
         result, message = Result.max_steps, out_of_time("density", found.spent, max_seconds)
     else:
         result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
-    return Stationary(
-        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
-    )
+    state = State(v, at, math.inf)
+    return Stationary(state, result, message, speed(operator, p), change, edge, rough), p
 
 
 class _Found(NamedTuple):
@@ -211,62 +233,20 @@ def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
     )
 
 
-def _solved_for(
-    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, seconds: float
-) -> _Found:
-    """Solves for a stationary density with L − c p ∫, and if that fails with a shifted L − s.
-
-    Projections of the former on trains may be near singular: ∫ is far from normal, and noise in
-    some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
-    which norms grow.
-    """
-    share = _TRIED if box.dim > 2 else 1.0
-    found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(share * seconds))
-    if found.steady or box.dim < 3 or cap is not None:
-        return found
-    first = min(p, found.p, key=lambda x: speed(operator, x))
-    return _shifted(operator, first, box, tol, linear_systems.Timer((1 - share) * seconds))
-
-
-def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
-    """Computes a stationary density by inverse iteration (1 − L/s) p_new = p.
-
-    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, from which the
-    error left is estimated, q/(1 − q) of the last change.
-    """
-    rate = rate_of(operator, p, box)
-    identity = [np.eye(n)[None, :, :, None] for n in box.shape]
-    terms = [linear_systems.flat(identity), linear_systems.flat(operator)]
-    system = linear_systems.square(products.combined(terms, [1.0, -1 / rate]))
-    change, error, residual = 1.0, math.inf, math.inf
-    for _ in range(_SHIFTS):
-        accuracy = min(_COARSE, max(_SHARE * tol, _PART * change))
-        try:
-            new, residual = linear_systems.solved(system, p, p, accuracy, timer=timer)
-        except linear_systems.OutOfTimeError as ended:
-            return _Found(p, residual, error, False, spent=ended.ranks)
-        mass = mass_of(new, box.weights)
-        if not (math.isfinite(mass) and mass > 0) or residual > accuracy:
-            break
-        new = [new[0] / mass, *new[1:]]
-        before, change = change, overlaps.distance(new, p) / overlaps.norm(new)
-        p, q = new, change / before
-        error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
-        if error <= tol:
-            return _Found(p, residual, error, True)
-    return _Found(p, residual, error, False)
-
-
 def _iterated(
     operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, timer: Any
 ) -> _Found:
     """Computes a stationary density by repeated solves with the bordered operator L − c p ∫."""
     rate = rate_of(operator, p, box)
-    change, residual, accuracy = math.inf, math.inf, 0.0
+    change, residual, asked = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
+        # A guess that would do is returned as it is, and may be the density of one of several
+        # wells: its residual, that of the slowest mode, has to fall, and to be small at the end.
+        sure = _SURE if k else math.inf
+        asked = max(min(accuracy, sure, _SHARE * speed(operator, p) / rate), _EXACT)
         try:
-            p, residual = _solved(operator, p, box.weights, rate, accuracy, cap, timer)
+            p, residual = _solved(operator, p, box.weights, rate, asked, cap, timer)
         except linear_systems.OutOfTimeError as error:
             return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
@@ -275,10 +255,11 @@ def _iterated(
             break
         p = [p[0] / mass, *p[1:]]
         change = overlaps.distance(p, before) / overlaps.norm(p)
-        if change <= tol or residual > accuracy:
+        solved = asked <= _SURE and residual <= max(asked, _ROUNDOFF)
+        if (change <= tol and solved) or residual > accuracy:
             break
     # A solve that stalls returns its guess: that nothing has changed then says nothing.
-    steady = change <= tol and residual <= max(accuracy, _ROUNDOFF)
+    steady = change <= tol and asked <= _SURE and residual <= max(asked, _ROUNDOFF)
     return _Found(p, residual, change, steady)
 
 

@@ -105,7 +105,11 @@ class Trim:
       clears: whether v is zero where a step leaves less of it, see
         `tensorjax.pde._stepping.outskirts`.
       moments: what rounding keeps, the mass alone if None.
-      lost_moments: those that v has lost, over its mass; None for nothing yet. Updated.
+      lost_moments: those that v has lost, over its mass; None for nothing yet. Updated. Each is in
+        units of the means and deviations of its step: under linear drift and constant noise the
+        share of a loss in the covariance falls or stays as time goes on, while its raw value over a
+        variance that contracts would grow: sums are about bounds. Of another number of moments, as
+        where v has no positive variance for some steps, nothing is restored, and the record waits.
 
     Attributes:
       limit: of the ranks of all sums, well above those of the last step; None where there was none.
@@ -136,7 +140,9 @@ class Trim:
         self._quadrature = masses.quadrature(box)
         self.at = low_moments.mass_alone(box) if moments is None else moments
         known = lost_moments is not None and len(lost_moments) == self.at.count
-        self.lost_moments = lost_moments if known else np.zeros(self.at.count)
+        self._summed: Any = lost_moments if known else np.zeros(self.at.count)
+        waits = lost_moments is not None and len(lost_moments) > self.at.count
+        self._waiting = lost_moments if waits else None
         self._lost: list[tuple[Cores, np.ndarray]] = []
         ranks_known = [r for ranks in guesses.values() for r in ranks]
         self.limit = _JUMP * max(ranks_known) + _LEAP if ranks_known else None
@@ -199,11 +205,16 @@ class Trim:
         left = self.at.of_train(out.cores)
         if not (np.isfinite(left).all() and np.isfinite(held).all() and held[0] != 0):
             return out
-        lost = self.lost_moments + (held - left) / held[0]
+        lost = self._summed + (held - left) / held[0]
         lost[0] = self.lost + (held[0] - left[0]) / held[0]
         out, lost = self._restored(out, left, lost, held[0])
-        self.lost, self.lost_moments = float(lost[0]), lost
+        self.lost, self._summed = float(lost[0]), lost
         return out
+
+    @property
+    def lost_moments(self) -> np.ndarray:
+        """Moments that v has lost, over its mass, for the `Trim` of the next step."""
+        return self._summed if self._waiting is None else self._waiting
 
     def _restored(
         self, out: Rounded, left: np.ndarray, lost: np.ndarray, mass: float
