@@ -577,8 +577,10 @@ class Rounding {
   double scale_of(long k) const {
     const long d = s_.order;
     const bool held = top_ < std::numeric_limits<T>::max_exponent && std::labs(exponent_) < 100;
-    const long share = held ? 0 : exponent_ / d;
-    return std::ldexp(1.0, static_cast<int>(k < d - 1 ? share : exponent_ - share * (d - 1)));
+    if (held) return k < d - 1 ? 1 : std::ldexp(1.0, static_cast<int>(exponent_));
+    // Rounded down, and the rest by one each: toward zero, it might be all for the last core.
+    const long rest = (exponent_ % d + d) % d, share = (exponent_ - rest) / d;
+    return std::ldexp(1.0, static_cast<int>(share + (k < rest)));
   }
 
   // 5. U_{k-1}ᵀ Q_k W_k U_k, for all k.
