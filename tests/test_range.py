@@ -752,3 +752,14 @@ def test_what_cores_of_tucker_tensors_cannot_hold_is_refused():
     for options in ({"rank": 1}, {"tol": 1e-4}):
         with pytest.raises(OverflowError, match="convert tt.normalize"):
             convert.tt_to_tucker(x, **options)
+
+
+def test_trains_of_meras_near_the_top_of_the_range(rng):
+    """Their programs took squares of columns; NumPy's QR did not."""
+    m = mera.random(jax.random.key(int(rng.integers(100))), (2,) * 6, 2)
+    given = mera.MERA(m.layers, m.top * (0.9e38 / jnp.abs(m.top).max()), check=False)
+    x = np.asarray(mera.to_dense(given)).astype(np.float64)
+    to_rank = functools.partial(mera.to_tt, rank=8)
+    for call in (jax.jit(mera.to_tt), mera.to_tt, to_rank):
+        found = multiplied([np.asarray(c).astype(np.float64) for c in call(given).cores])
+        assert error(found, x) <= 1e-5 * norm(x)
