@@ -220,10 +220,14 @@ def _diagnosis(
 ) -> tuple[Any, str]:
     """Returns status and advice for a `solve` of A x = b that misses its tolerance."""
     if out.residual <= tol * system.size:
+        # ‖A x‖ / ‖x‖ bounds the least singular value of A.
+        if system.roundoff(out.x) > system.size:
+            cause = "x is large beside b, for A is singular, or nearly so"
+        else:
+            cause = f"the roundoff of {system.dtype} times the condition of A exceeds tol"
         return "stalled", (
             f"x in double precision leaves {out.residual / system.size:.1g}, rounded to "
-            f"{system.dtype} {residual:.1g}, for it is large beside b (A is singular, or nearly so)"
-            ": cast A and b to a wider dtype, or ask for less"
+            f"{system.dtype} {residual:.1g}: {cause}; cast A and b to a wider dtype, or ask for less"
         )
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"
