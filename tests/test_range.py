@@ -750,7 +750,7 @@ def test_tucker_tensors_of_trains_whose_norm_single_precision_does_not_hold(rng,
 def test_what_cores_of_tucker_tensors_cannot_hold_is_refused():
     x = tt.TT([jnp.full((1, 100, 1), 3e38, jnp.float32)])
     for options in ({"rank": 1}, {"tol": 1e-4}):
-        with pytest.raises(OverflowError, match="convert tt.normalize"):
+        with pytest.raises(OverflowError, match=r"convert tt\.normalize"):
             convert.tt_to_tucker(x, **options)
 
 
