@@ -714,7 +714,7 @@ def test_decompositions_near_the_top_of_the_range(rng, dtype):
 def test_rounding_to_ranks_of_more_cores_than_the_exponent_of_the_norm(rng, dtype, sign):
     """No core may take alone what is left after equal shares: it may be all of the exponent."""
     most = np.finfo(dtype).maxexp
-    for _ in range(4):
+    for _ in range(2):
         sites = int(rng.integers(1.2 * most, 3 * most))
         power = sign * int(rng.integers(1.05 * most, min(1.2 * most, sites)))
         one = tt.normalize(tt.TT(cores(rng, (2,) * sites, 2, np.float64)))
@@ -762,4 +762,4 @@ def test_trains_of_meras_near_the_top_of_the_range(rng):
     to_rank = functools.partial(mera.to_tt, rank=8)
     for call in (jax.jit(mera.to_tt), mera.to_tt, to_rank):
         found = multiplied([np.asarray(c).astype(np.float64) for c in call(given).cores])
-        assert error(found, x) <= 1e-5 * norm(x)
+        assert error(found.reshape(x.shape), x) <= 1e-5 * norm(x)
