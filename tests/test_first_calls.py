@@ -583,3 +583,25 @@ def test_first_conversions_to_tucker_tensors_compile_nothing(seed):
             assert (found.ranks, found.core.ranks) == (expected.ranks, expected.core.ranks)
             close(tucker.to_dense(found), tucker.to_dense(expected))
             assert float(info.error) == pytest.approx(float(other.error), rel=1e-3, abs=1e-6)
+
+
+def test_every_rank_of_a_tucker_rounding_has_first_calls():
+    """Programs are compiled for ranks too: many ranks are not many calls of one program."""
+    rng = np.random.default_rng(9992)
+    shape = tuple(rng.integers(5, 8, 3).tolist())
+    t = tucker.random(jax.random.key(0), shape, 5, core_rank=4)
+    x = train(rng, [(n,) for n in shape], 4, np.float32)
+    with compilations() as compiled:
+        for k in range(1, 5):
+            tucker.round(t, rank=k)
+            tucker.round(t, core_rank=k)
+            convert.tt_to_tucker(x, rank=k)
+            convert.tt_to_tucker(x, rank=k, tol=1e-3)
+    assert not compiled
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_orthogonalisation_of_numbers_that_are_not_finite_warns_of_nothing(bad):
+    t = tucker.Tucker(jnp.full((2, 2), bad), [jnp.ones((4, 2)), jnp.ones((4, 2))])
+    assert not np.isfinite(tucker.orthogonalize(t).core).any()

@@ -707,3 +707,59 @@ def test_decompositions_near_the_top_of_the_range(rng, dtype):
         for found in (*tensors, full(by_sweeps(train(x)))):
             far = np.abs(found / top - x.astype(np.longdouble) / top).max()
             assert far <= 300 * np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_to_ranks_of_more_cores_than_the_exponent_of_the_norm(rng, dtype, sign):
+    """No core may take alone what is left after equal shares: it may be all of the exponent."""
+    most = np.finfo(dtype).maxexp
+    for _ in range(2):
+        sites = int(rng.integers(1.2 * most, 3 * most))
+        power = sign * int(rng.integers(1.05 * most, min(1.2 * most, sites)))
+        one = tt.normalize(tt.TT(cores(rng, (2,) * sites, 2, np.float64)))
+        t = tt.TT([(x * 2.0 ** (power / sites)).astype(dtype) for x in one.cores])
+        for options in ({"rank": 1}, {"rank": 2}, {"rank": 1, "tol": 1e-3}):
+            found = [np.asarray(x).astype(np.float64) for x in tt.round(t, **options).cores]
+            assert all(np.isfinite(x).all() and x.any() for x in found)
+        assert float(tt.log_norm(tt.round(t, rank=2))) == pytest.approx(
+            float(tt.log_norm(t)), rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("options", [{"rank": 3}, {"tol": 1e-4}, {"rank": 9, "tol": 1e-4}])
+@pytest.mark.filterwarnings("error")
+def test_tucker_tensors_of_trains_whose_norm_single_precision_does_not_hold(rng, options):
+    """On the host and, for drawn sizes once, in a program; cores of one index absorb others."""
+    for k in range(4):
+        shape = tuple(rng.integers(1, 5, int(rng.integers(3, 7))).tolist())
+        x = tt.normalize(tt.TT(cores(rng, shape, 3, np.float64)))
+        power = int(rng.choice([-1, 1])) * int(rng.integers(130, 200))
+        t = tt.TT([(c * 2.0 ** (power / len(shape))).astype(np.float32) for c in x.cores])
+        calls = [functools.partial(convert.tt_to_tucker, **options)]
+        if k == 0 and options == {"rank": 3}:
+            calls.append(jax.jit(calls[0]))
+        for call in calls:
+            found, _ = call(t)
+            assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(found))
+            log = float(tt.log_norm(found.core))
+            lost = 0.5 if "tol" not in options else 1e-3  # ranks cost energy
+            assert log == pytest.approx(power * np.log(2), abs=lost)
+
+
+def test_what_cores_of_tucker_tensors_cannot_hold_is_refused():
+    x = tt.TT([jnp.full((1, 100, 1), 3e38, jnp.float32)])
+    for options in ({"rank": 1}, {"tol": 1e-4}):
+        with pytest.raises(OverflowError, match=r"convert tt\.normalize"):
+            convert.tt_to_tucker(x, **options)
+
+
+def test_trains_of_meras_near_the_top_of_the_range(rng):
+    """Their programs took squares of columns; NumPy's QR did not."""
+    m = mera.random(jax.random.key(int(rng.integers(100))), (2,) * 6, 2)
+    given = mera.MERA(m.layers, m.top * (0.9e38 / jnp.abs(m.top).max()), check=False)
+    x = np.asarray(mera.to_dense(given)).astype(np.float64)
+    to_rank = functools.partial(mera.to_tt, rank=8)
+    for call in (jax.jit(mera.to_tt), mera.to_tt, to_rank):
+        found = multiplied([np.asarray(c).astype(np.float64) for c in call(given).cores])
+        assert error(found.reshape(x.shape), x) <= 1e-5 * norm(x)

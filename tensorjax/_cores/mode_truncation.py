@@ -26,6 +26,7 @@ from tensorjax._cores.scaling import in_range
 from tensorjax._cores.unfoldings import Cores, mode_unfolding, tall, wide
 from tensorjax.linalg._arrays import adjoint, energy, identity_like, matmul, where_positive
 from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._powers_of_two import normalized
 from tensorjax.linalg._subspaces.choose import choose
 from tensorjax.linalg._subspaces.left_basis import left_basis
 from tensorjax.linalg._svd_eigh import eigh
@@ -38,11 +39,13 @@ class Truncated(NamedTuple):
       factors: d arrays (n_k, s_k) of orthonormal columns (zero where ``share`` discarded them).
       cores: d arrays (r_{k-1}, s_k, r_k); no TT-rank above what its neighbours allow.
       tails: d shares of the energy ‖t‖², discarded mode by mode.
+      exponent: the train is 2^exponent times ``cores``; 0 unless TT-ranks became smaller.
     """
 
     factors: list[Any]
     cores: Cores
     tails: list[Any]
+    exponent: Any
 
 
 def feasible_ranks(
@@ -78,7 +81,8 @@ def truncate(
     What one mode leaves of its part of the share passes on to the modes after it.
 
     Args:
-      cores: NumPy (exact ranks, by ``share`` alone) or JAX arrays.
+      cores: NumPy (exact ranks, by ``share`` alone) or JAX arrays, of size near one: products with
+        bases must be in range.
       ranks: d multilinear ranks, feasible.
       share: of ‖t‖²; may be traced if there are ranks.
       factors: with ``ranks`` only: matrices that the modes are to be multiplied by first. They
@@ -172,20 +176,26 @@ def _assembled(
     if given is not None:
         to_core = [matmul(u, v) for u, v in zip(to_core, given, strict=True)]
     small = [times_mode(c, m) for c, m in zip(cores, to_core, strict=True)]
-    return Truncated(factors, _shrunk(small), tails)
+    small, exponent = _shrunk(small)
+    return Truncated(factors, small, tails, exponent)
 
 
-def _shrunk(cores: Cores) -> Cores:
-    """Reduces a train's TT-ranks exactly to those that its truncated mode sizes allow."""
-    out = list(cores)
+def _shrunk(cores: Cores) -> tuple[Cores, Any]:
+    """Reduces a train's TT-ranks exactly to those that its truncated mode sizes allow.
+
+    One core may absorb many others: it is scaled by powers of two, whose exponent is returned.
+    """
+    out, exponent = list(cores), 0
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape
         if rows < columns:
-            out[k + 1] = absorb(tall(out[k]), out[k + 1])
+            out[k + 1], e = normalized(absorb(tall(out[k]), out[k + 1]))
+            exponent = exponent + e
             out[k] = identity_like(rows, out[k]).reshape(*out[k].shape[:2], rows)
     for k in range(len(out) - 1, 0, -1):
         rows, columns = wide(out[k]).shape
         if rows > columns:
-            out[k - 1] = times_right(out[k - 1], wide(out[k]))
+            out[k - 1], e = normalized(times_right(out[k - 1], wide(out[k])))
+            exponent = exponent + e
             out[k] = identity_like(columns, out[k]).reshape(columns, *out[k].shape[1:])
-    return out
+    return out, exponent

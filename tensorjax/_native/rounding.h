@@ -315,10 +315,10 @@ class Rounding {
   // Bounds the exponent of the last core, which bases on its left may turn: its norm bounds entries.
   void measure() {
     const long rows = s_.rows(s_.order - 1);
-    int e, more;
-    normaliser(largest(rows, 1, last_, kPad), &e);
+    int more;
+    normaliser(largest(rows, 1, last_, kPad), &own_exponent_);
     std::frexp(std::sqrt(static_cast<double>(rows)), &more);
-    top_ = exponent_ + e + more;
+    top_ = exponent_ + own_exponent_ + more;
   }
 
   void unit(double* a, long n, long ld) {
@@ -575,10 +575,14 @@ class Rounding {
   // 2^e, shared out over all cores where the last one could not hold it in the type T.
   template <class T>
   double scale_of(long k) const {
-    const long d = s_.order;
-    const bool held = top_ < std::numeric_limits<T>::max_exponent && std::labs(exponent_) < 100;
-    const long share = held ? 0 : exponent_ / d;
-    return std::ldexp(1.0, static_cast<int>(k < d - 1 ? share : exponent_ - share * (d - 1)));
+    using Limits = std::numeric_limits<T>;
+    const long d = s_.order, whole = exponent_ + own_exponent_;
+    const bool held = top_ < Limits::max_exponent && std::labs(exponent_) < 100 &&
+                      whole >= Limits::min_exponent + Limits::digits;
+    if (held) return k < d - 1 ? 1 : std::ldexp(1.0, static_cast<int>(exponent_));
+    // Rounded down, and the rest by one each: toward zero, it might be all for the last core.
+    const long rest = (whole % d + d) % d, share = (whole - rest) / d + (k < rest);
+    return std::ldexp(1.0, static_cast<int>(k < d - 1 ? share : share - own_exponent_));
   }
 
   // 5. U_{k-1}ᵀ Q_k W_k U_k, for all k.
@@ -683,6 +687,7 @@ class Rounding {
   std::vector<Own> own_;
   Room room_;
   long ld_ = 0, modes_ = 0, exponent_ = 0, top_ = 0;  // ld_: of all small squares
+  int own_exponent_ = 0;  // of the last core, as it is before 2^exponent_
   bool finite_ = true;
   std::vector<const double*> core_;
   std::vector<double> slabs_;

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg, tucker
-from tensorjax._cores import mode_truncation
+from tensorjax._cores import mode_truncation, scaling
 from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.overlaps import agree
 from tensorjax._formats.trains import single
@@ -45,6 +45,7 @@ def tt_to_tucker(
     Raises:
       TypeError: ``t`` is no TT, or ``tol`` alone under a JAX transformation.
       ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+      OverflowError: ``t`` is too large for the cores of the result, outside jit.
 
     Example:
       >>> from tensorjax import convert, tt
@@ -75,7 +76,7 @@ def tt_to_tucker(
     facts = {
         "dtype": t.dtype,
         "rest": tol,
-        "key": ("to_tucker", ranks),
+        "key": ("to_tucker", ranks, tol is None),
         "work": lambda: 4 * sum(c.size * (len(c) + c.shape[2]) for c in t.cores),
     }
     if choose_kernel("convert.tt_to_tucker(rank=)", t.cores, **facts) is NUMPY:
@@ -98,15 +99,14 @@ def _dynamic(t: TT, tol: float) -> tuple[Tucker, np.ndarray]:
     """Converts a train to Tucker format to a tolerance, on the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     cores = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    small, exponent = scaling.near_one(cores)
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - 2 * t.order * (eps / 2) ** 2, tol**2 / 4)
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
     for share in (budget, budget / 100):
-        cut = mode_truncation.truncate(cores, share=share)
-        core = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in cut.cores])))
-        factors = on_device([u.astype(t.dtype) for u in cut.factors])
-        out = Tucker._unchecked(core, tuple(factors))
+        cut = mode_truncation.truncate(small, share=share)
+        out = _from_host(t, cut, exponent)
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if tol >= linalg.VERIFY_BELOW * eps or _holds(out, cores, tol):
@@ -127,18 +127,33 @@ def _to_ranks_on_host(
 ) -> tuple[Tucker, np.ndarray]:
     """Converts a train to Tucker format of ranks at most by NumPy, in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
-    cores = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    cores, exponent = scaling.near_one([np.asarray(c).astype(wide, copy=False) for c in t.cores])
     cut = mode_truncation.truncate(cores, ranks=ranks, share=None if tol is None else tol**2)
-    core = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in cut.cores])))
-    factors = on_device([u.astype(t.dtype) for u in cut.factors])
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
-    return Tucker._unchecked(core, tuple(factors)), np.asarray(cut.tails).astype(real)
+    return _from_host(t, cut, exponent), np.asarray(cut.tails).astype(real)
+
+
+def _from_host(t: TT, cut: mode_truncation.Truncated, exponent: int) -> Tucker:
+    """Builds 2^exponent times a truncated train in the dtype of t, the number shared by cores."""
+    held = linalg.exponents_held(t.dtype)
+    cores = scaling.balanced(cut.cores, exponent + int(cut.exponent), fit=held)
+    with np.errstate(over="ignore"):
+        narrow = [c.astype(t.dtype) for c in cores]
+    if not all(np.isfinite(c).all() for c in narrow):
+        raise OverflowError(
+            f"t: {t.dtype} cannot hold the cores of its Tucker tensor, whose factors are "
+            "orthonormal; convert tt.normalize(t), or cast t to a wider dtype"
+        )
+    factors = on_device([u.astype(t.dtype) for u in cut.factors])
+    return Tucker._unchecked(TT._unchecked(tuple(on_device(narrow))), tuple(factors))
 
 
 @jax.jit(static_argnums=2)
 def _static(t: TT, tol: Any, ranks: tuple[int, ...]) -> tuple[Tucker, jax.Array]:
     dtype = linalg.factor_dtype(t.dtype)
     share = None if tol is None else tol**2
-    cut = mode_truncation.truncate([c.astype(dtype) for c in t.cores], ranks=ranks, share=share)
-    out = Tucker._unchecked(TT._unchecked(tuple(cut.cores)), tuple(cut.factors))
+    cores, exponent = scaling.near_one([c.astype(dtype) for c in t.cores])
+    cut = mode_truncation.truncate(cores, ranks=ranks, share=share)
+    cores = scaling.shared_out(cut.cores, exponent + cut.exponent)
+    out = Tucker._unchecked(TT._unchecked(tuple(cores)), tuple(cut.factors))
     return out.astype(t.dtype), jnp.stack(cut.tails)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import scaling
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
@@ -16,6 +17,8 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.mera._on_host import host_copy, is_numpys, network_einsum
 from tensorjax.mera._types import MERA, Layer, single
+
+_FAR = 48  # powers of two that the top of a concrete MERA may be off one
 
 
 @placed
@@ -57,11 +60,31 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     share = None if tol is None else _share(tol, m)
     if tol is not None and rank is None and choose_kernel("mera.to_tt(tol=)", (m, tol)) is NUMPY:
         m = jax.tree.map(np.asarray, m)  # on the host nothing is compiled when ranks change
-    t = _rounded(_top_cores(m.top), share, rank, last=not m.layers)
+    top, exponent = _near_one(m.top)
+    t = _rounded(_top_cores(top), share, rank, last=not m.layers)
     for k, layer in reversed(list(enumerate(m.layers))):
         cores = [np.asarray(c) if linalg.is_host(m.top) else c for c in t.cores]
         t = _rounded(_expanded_cores(layer, cores), share, rank, last=k == 0)
-    return t
+    return _scaled_back(t, exponent)
+
+
+def _near_one(top: Any) -> tuple[Any, Any]:
+    """Scales the top of a MERA near one, where QR may overflow in programs; and the exponent."""
+    if _check.is_traced(top):
+        return linalg.normalized(top)
+    host = np.asarray(top)
+    e = linalg.exponent_of(host)
+    return (top, 0) if abs(e) < _FAR else (linalg.scaled(host, -e), e)
+
+
+def _scaled_back(t: TT, exponent: Any) -> TT:
+    if _check.is_traced(exponent):
+        return TT._unchecked(tuple(scaling.shared_out(t.cores, exponent)))
+    if exponent == 0:
+        return t
+    held = linalg.exponents_held(t.dtype)
+    cores = scaling.balanced([np.asarray(c) for c in t.cores], exponent, fit=held)
+    return TT._unchecked(tuple(on_device(cores)))
 
 
 def _share(tol: Any, m: MERA) -> Any:
@@ -91,7 +114,10 @@ def exact_train(m: MERA) -> TT:
     return TT._unchecked(tuple(cores))
 
 
-_exact = jax.jit(exact_train)
+@jax.jit
+def _exact(m: MERA) -> TT:
+    top, exponent = linalg.normalized(m.top)
+    return _scaled_back(exact_train(MERA._unchecked(m.layers, top)), exponent)
 
 
 def _top_cores(top: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """Arithmetic on core and factors of a Tucker tensor: products with matrices, scaling, QR."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -69,8 +69,14 @@ def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
     return is_first_on_host(key, work, *tensors)
 
 
-def is_first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy computes a call on Tucker tensors with any core, in place of JAX."""
+def is_first_on_host(key: Hashable, work: Callable[[], int], *tensors: Tucker) -> bool:
+    """Whether NumPy computes a call on Tucker tensors with any core, in place of JAX.
+
+    Args:
+      key: of the program that would serve it: its name, with all that it is compiled for but types.
+      work: its multiplications, about.
+      *tensors: that it is called with.
+    """
     leaves = jax.tree.leaves(tensors)
     facts = {"dtype": leaves[0].dtype, "key": ("tucker", key), "work": work}
     return choose_kernel("tucker.to_dense", leaves, **facts) is NUMPY

@@ -22,6 +22,7 @@ from tensorjax._placement import placed
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._argument_checks import check_core_rank, one
 from tensorjax.tucker._core_and_factors import (
+    finite_on_host,
     from_host,
     is_first_on_host,
     near_one_parts,
@@ -96,7 +97,9 @@ def _round(t: Tucker, tol: Any, rank: Any, core_rank: Any) -> Tucker:
             return out
         if _fits(out, ranks, bonds):
             return pad(out, *_padded(t, rank, core_rank, ranks, bonds))
-    if _check.is_traced(tol) or not is_first_on_host("round", lambda: _work(t), t):
+    # Each choice of ranks is a program of its own.
+    key = ("round", ranks, bonds, tol is None)
+    if _check.is_traced(tol) or not is_first_on_host(key, lambda: _work(t), t):
         out = _static(t, tol, ranks, bonds)
     else:
         out = pad(from_host(_to_ranks_on_host(t, tol, ranks, bonds)), ranks, bonds)
@@ -150,12 +153,12 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
     core, basis = orthonormalized(given)
     for share in (budget, budget / 100):
         if isinstance(t.core, TT):
-            small, factors = _reduced_train(core, share, t.dtype)
+            small, factors, e = _reduced_train(core, share, t.dtype)
         else:
             method = linalg.choose("auto", share / t.order, core.dtype)
-            small, factors = st_hosvd(core, None, share / t.order, method, None)
+            (small, factors), e = st_hosvd(core, None, share / t.order, method, None), 0
         factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
-        out = jax.device_put(_on_host_back(small, factors, exponent, t.dtype).astype(t.dtype))
+        out = jax.device_put(_on_host_back(small, factors, exponent + e, t.dtype).astype(t.dtype))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
@@ -175,11 +178,11 @@ def _on_host_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) 
     return Tucker._unchecked(core, tuple(factors))
 
 
-def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
+def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any], int]:
     cut = mode_truncation.truncate(list(core.cores), share=_part_of_modes(share, core.order))
     left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
     small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
-    return small._namespace.round(small, tol=left**0.5), cut.factors
+    return small._namespace.round(small, tol=left**0.5), cut.factors, cut.exponent
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
@@ -208,11 +211,12 @@ def _to_ranks_on_host(
     cut = mode_truncation.truncate(cores, ranks=ranks, share=part, factors=given.factors)
     left = None if share is None else max(share - float(sum(cut.tails)), _least(t.dtype))
     bounds = [min(r, len(c)) for r, c in zip(bonds or (), cut.cores[1:], strict=True)]
-    small, e = cut.cores, 0
+    small, exponent = cut.cores, exponent + cut.exponent
     if left is not None or bounds != [len(c) for c in cut.cores[1:]]:
         small, e = compressed(cut.cores, bounds, left, "svd", None)
+        exponent += e
     core = TT._unchecked(tuple(small))
-    return scaled_back(core, cut.factors, exponent + e).astype(t.dtype)
+    return scaled_back(core, cut.factors, exponent).astype(t.dtype)
 
 
 def _least(dtype: Any) -> float:
@@ -225,14 +229,15 @@ def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] 
     dtype, share = t.dtype, None if tol is None else tol**2
     t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
     if isinstance(t.core, TT):
-        core, factors = _static_train(t, share, ranks, bonds)
+        core, factors, e = _static_train(t, share, ranks, bonds)
+        exponent = exponent + e
     else:
         part = None if share is None else share / t.order
         core, factors = _static_dense(t.core, list(t.factors), ranks, part)
     return scaled_back(core, factors, exponent).astype(dtype)
 
 
-def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any]]:
+def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any], Any]:
     part = _part_of_modes(share, t.order)
     cut = mode_truncation.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
     core = TT._unchecked(tuple(cut.cores))
@@ -242,7 +247,7 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
         core = core._namespace.round(core, tol=left**0.5, rank=bonds)
     elif core.ranks[1:-1] != bonds:
         core = core._namespace.round(core, rank=bonds)
-    return core, cut.factors
+    return core, cut.factors, cut.exponent
 
 
 def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
@@ -294,11 +299,16 @@ def orthogonalize(t: Tucker) -> Tucker:
 
 @with_entries
 def _orthogonalized(t: Tucker) -> Tucker:
-    if not is_first_on_host("orthogonalize", lambda: _work(t), t):
-        return _orthogonalize(t)
+    found = None
+    if is_first_on_host("orthogonalize", lambda: _work(t), t):
+        found = finite_on_host(lambda: _orthogonalized_on_host(t))
+    return _orthogonalize(t) if found is None else from_host(found)
+
+
+def _orthogonalized_on_host(t: Tucker) -> Tucker:
     given, exponent = near_one_parts(on_host(t))
     core, factors = orthonormalized(given)
-    return from_host(scaled_back(core, factors, exponent).astype(t.dtype))
+    return scaled_back(core, factors, exponent).astype(t.dtype)
 
 
 @jax.jit

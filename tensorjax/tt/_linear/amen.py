@@ -14,7 +14,7 @@ import numpy as np
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
-from tensorjax._cores.orthogonalization import left_qr
+from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
@@ -257,6 +257,30 @@ def run(
         # the measure found too much, tenfold at most.
         goal *= max(0.5 * tol / found[0], 0.1)
     return Outcome(best[1], best[0], status, len(history), iterations, tuple(history))
+
+
+def is_singular(system: System, x: Cores, z: Cores, most: float, floor: float) -> bool:
+    """Whether a local matrix at the solution x has a singular value below a share of its largest.
+
+    Those of more than ``most`` unknowns are not looked at.
+    """
+    if most < 1:
+        return False
+    s = start(system.a, system.b, right_orthogonal(x, scale=False)[0], z)
+    for k, core in enumerate(system.a):
+        local = Local(s.xax[k], core, s.xax[k + 1])
+        if s.x[k].size <= most:
+            matrix = local.dense()
+            if not np.isfinite(matrix).all():
+                return False
+            values = np.linalg.svd(matrix, compute_uv=False)
+            if values[-1] < floor * values[0]:
+                return True
+        if k + 1 < len(s.x):
+            q, r = left_qr(s.x[k])
+            s.x[k + 1] = absorb(r, s.x[k + 1])
+            s.xax[k + 1] = left(s.xax[k], q, core, q)
+    return False
 
 
 def _first(pair: tuple[float, Cores]) -> float:

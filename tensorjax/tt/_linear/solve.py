@@ -120,8 +120,8 @@ def solve(
     tensor format", Russ. J. Numer. Anal. Math. Modelling 28 (2013). Departures, ours: passes in
     both directions solve; the truncation takes the least rank whose effect on the local residual is
     allowed, for all ranks from one Gram matrix; the Kronecker-sum preconditioner; local systems by
-    least squares, with singular values below the roundoff of the dtype as zero, where a solution
-    does not fit into it; the global
+    least squares, with singular values below the roundoff of the dtype as zero, where there are any
+    and the solution does not fit into it; the global
     residual is measured before "converged" is said, and sweeps go on with tighter cuts if it fails.
     """
     began = time.perf_counter()
@@ -220,10 +220,15 @@ def _diagnosis(
 ) -> tuple[Any, str]:
     """Returns status and advice for a `solve` of A x = b that misses its tolerance."""
     if out.residual <= tol * system.size:
+        # ‖A x‖ / ‖x‖ bounds the least singular value of A.
+        if system.roundoff(out.x) > system.size:
+            cause = "x is large beside b, for A is singular, or nearly so"
+        else:
+            cause = f"the roundoff of {system.dtype} times the condition of A exceeds tol"
         return "stalled", (
             f"x in double precision leaves {out.residual / system.size:.1g}, rounded to "
-            f"{system.dtype} {residual:.1g}, for it is large beside b (A is singular, or nearly so)"
-            ": cast A and b to a wider dtype, or ask for less"
+            f"{system.dtype} {residual:.1g}: {cause}; cast A and b to a wider dtype, or ask for "
+            "less"
         )
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"

@@ -57,7 +57,10 @@ def amen_search(
         out = amen.run(system, z, tol, options, report, system.residual, tol)
         rest = sweeps - out.sweeps
         if rest > 0 and out.residual <= tol and not system.fits(out.x, tol):
-            return _of_least_norm(system, z, tol, options, report, out)
+            most = min(max(options.direct, options.rescued), _RESCUED)
+            if amen.is_singular(system, out.x, z, most, float(jnp.finfo(system.dtype).eps)):
+                return _of_least_norm(system, z, tol, options._replace(direct=most), report, out)
+            return out
         if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
             return out
         # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
@@ -86,14 +89,14 @@ def _of_least_norm(
     """Solves A x = b again by least squares, if x is too large for the result's dtype.
 
     Where A is singular, roundoff of b in that dtype is divided by singular values of roundoff of
-    double precision. What is below the roundoff of the data counts as zero here.
+    double precision. What is below the roundoff of the data counts as zero here. Where no local
+    system at the solution has such a singular value, this would find the same once more.
     """
     again = amen.run(
         system,
         z,
         tol,
         options._replace(
-            direct=min(max(options.direct, options.rescued), _RESCUED),
             rescued=0,
             max_sweeps=options.max_sweeps - out.sweeps,
             floor=float(jnp.finfo(system.dtype).eps),

@@ -59,7 +59,8 @@ def from_dense(
         Static: jit, vmap and grad work.
       method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
         `tensorjax.linalg.choose`.
-      key: for "randomized"; a fixed draw if None.
+      key: for "randomized"; a fixed draw if None. Without a key, small concrete arrays with
+        ``rank`` are served by Gram matrices instead, without a draw.
 
     Returns:
       TT with orthonormal columns in all cores but the last, which has the norm; where it cannot
@@ -249,7 +250,8 @@ def matrix_from_dense(
       tol: relative error in the Frobenius norm; alone it picks the ranks, outside jit.
       rank: one int for all bonds or one per interior bond; static, so it works under jit.
       method: "auto", "svd", "gram" or "randomized", as for `from_dense`.
-      key: for "randomized"; a fixed draw if None.
+      key: for "randomized"; a fixed draw if None. Without a key, small concrete arrays with
+        ``rank`` are served by Gram matrices instead, without a draw.
 
     Returns:
       TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).

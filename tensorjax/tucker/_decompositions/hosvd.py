@@ -56,7 +56,8 @@ def from_dense(
       rank: one int for all modes (cut at n_k) or one per mode. Static: jit, vmap, grad work.
       method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
         `tensorjax.linalg.choose`.
-      key: for "randomized"; a fixed draw if None.
+      key: for "randomized"; a fixed draw if None. Without a key, small concrete arrays with
+        ``rank`` are served by Gram matrices instead, without a draw.
 
     Returns:
       Tucker with a dense core and orthonormal factors; a norm that the core cannot hold in the
