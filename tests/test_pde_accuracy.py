@@ -61,7 +61,8 @@ def told(seeds: Any) -> dict[pde.Result, int]:
                 if found.result == pde.Result.successful:
                     assert error < 25 * tol, (seed, coordinates)
                 else:
-                    assert max(error, spread / 100) > tol, (seed, coordinates)
+                    # 10 tol of a covariance are told too, those that truncation has taken from it.
+                    assert max(error, spread / 10) > tol, (seed, coordinates)
                     assert "axis" in found.message
     return count
 

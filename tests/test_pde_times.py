@@ -137,8 +137,9 @@ def test_a_controller_goes_back_from_a_step_that_is_unstable(rng: Any):
             problem, t1=0.6 / speed, tol=1e-3, coordinates="fixed",
             method=rng.choice(["rk4", "rk2", "ab2"]), stepsize_controller=pde.PIDController(3e-3),
         )  # fmt: skip
-        allowed = {pde.Result.successful, pde.Result.edge_mass, pde.Result.unresolved}
-        assert solution.result in allowed, solution
+        # What truncation takes from a variance ends no run, but is told at its end.
+        ends = {pde.Result.successful, pde.Result.inaccurate}
+        assert solution.result in ends | {pde.Result.edge_mass, pde.Result.unresolved}, solution
     turn = pde.OrnsteinUhlenbeck(
         np.array([[-0.5, 1.0], [-1.0, -0.5]]), 0.1 * np.eye(2),
         pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25])), pde.Box.fourier(2, 32, 6.0),

@@ -134,6 +134,7 @@ ANY = {
             "CP.embedding(return) CP.linear(return) Dense.embedding(return) Dense.linear(return) "
             "LowRank.embedding(return) LowRank.linear(return) Spec.embedding(return) "
             "Spec.linear(return) TT.embedding(return) TT.linear(return) Tucker.embedding(return) "
+            "TTMatrix.embedding(return) TTMatrix.linear(return) TTMatrix.conv(return) "
             "Tucker.linear(return) adapt(return) detensorize(return) merge_adapters(return) "
             "tensorize(return) CP.conv(return) Dense.conv(return) LowRank.conv(return) "
             "Spec.conv(return) TT.conv(return) Tucker.conv(return)"
@@ -141,6 +142,7 @@ ANY = {
         "options, handed on": (
             "PaddedEmbed.__init__(options) from_embedding(options) CP.conv(options) "
             "Dense.conv(options) LowRank.conv(options) Spec.conv(options) TT.conv(options) "
+            "TTMatrix.conv(options) "
             "Tucker.conv(options)"
         ),
     },
