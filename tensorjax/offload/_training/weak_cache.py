@@ -1,5 +1,6 @@
 """Cache of compiled programs that lives no longer than the functions they were made of."""
 
+import abc
 import functools
 import threading
 import types
@@ -10,23 +11,23 @@ from typing import Any, NamedTuple, Self
 _MOST = 1024  # values of one object, and objects that cannot be referred to weakly
 
 
-class Wrapper:
+class Wrapper(abc.ABC):
     """Base class of objects that wrap a function, so that `WeakCache` can refer to it weakly."""
 
     @property
+    @abc.abstractmethod
     def inner(self) -> Any:
         """Function or Optax transformation that a wrapper object wraps."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def kind(self) -> Hashable:
         """Hashable key that distinguishes wrappers of the same function in a `WeakCache`."""
-        raise NotImplementedError
 
     @classmethod
+    @abc.abstractmethod
     def around(cls, inner: Any, kind: Any) -> Self:
         """Builds a wrapper with a given key around a function or Optax transformation."""
-        raise NotImplementedError
 
 
 class WeakCache:
