@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax._native.argument_checks import check_train
+from tensorjax._native.accepted_arrays import check_train
 
 
 def look_up(

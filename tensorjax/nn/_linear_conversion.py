@@ -13,8 +13,8 @@ from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
-from tensorjax.nn._linear import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, mark_linear, settle
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
-from tensorjax._formats.operators import in_range, is_scalar
+from tensorjax._formats.arithmetic_operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key

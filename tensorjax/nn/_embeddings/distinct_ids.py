@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from tensorjax import linalg
 from tensorjax._symbolic import is_static
-from tensorjax.nn._embeddings.rows import Request, make_rows, marked_rows, tables_of
+from tensorjax.nn._embeddings.rows_from_tables import Request, make_rows, marked_rows, tables_of
 
 try:
     from jax.experimental.shard_alike import shard_alike

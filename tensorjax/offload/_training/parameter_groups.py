@@ -14,8 +14,8 @@ from tensorjax import _check, linalg
 from tensorjax._typing import DTypeLike, Optimizer
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
-from tensorjax.offload._training.shards import Shards
-from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.storage.device_to_host import owned
 from tensorjax.offload._training.storage.storage import HostStorage, Storage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 

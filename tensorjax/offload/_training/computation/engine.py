@@ -13,7 +13,7 @@ from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.computation.layer_programs import LayerPrograms, programs_of
 from tensorjax.offload._training.layers import Activations, Layer
-from tensorjax.offload._training.storage import host_arrays
+from tensorjax.offload._training.storage import device_to_host
 
 
 class Engine:
@@ -247,7 +247,7 @@ class Engine:
 
         They are lent then: updates cannot write to it.
         """
-        return host_arrays.lends(self.device)
+        return device_to_host.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
         """Adds two gradients of the same parameters on the device, in the memory of the first.
@@ -281,7 +281,7 @@ class Engine:
         Returns:
           A pytree that the host reads once the transfers are done.
         """
-        return host_arrays.begin(arrays)
+        return device_to_host.begin(arrays)
 
     def wait(self, value: Any) -> Any:
         """Waits until the engine has computed arrays, and returns them.

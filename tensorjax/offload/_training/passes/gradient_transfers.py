@@ -15,7 +15,7 @@ from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.worker_threads import Settings
 

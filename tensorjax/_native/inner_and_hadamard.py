@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from tensorjax._native.argument_checks import check_arrays, check_train
+from tensorjax._native.accepted_arrays import check_arrays, check_train
 
 
 def inner(
