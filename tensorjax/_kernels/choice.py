@@ -13,8 +13,6 @@ from tensorjax._native.cpu_primitive import on_cpu
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
     """Chooses the kernel for a call: the table's first candidate whose conditions hold.
 
-    That is, all of whose conditions hold.
-
     Args:
       operation: a row of the table.
       arrays: those that the conditions look at.

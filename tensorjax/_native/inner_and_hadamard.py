@@ -13,8 +13,6 @@ def inner(
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the inner product of two tensor trains by a C++ kernel, as (m, e) for m·2^e.
 
-    Its value is Σ x_i y_i = m·2^e.
-
     Args:
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
       ys: of y, with the same n_k; None stands for x.

@@ -98,8 +98,6 @@ def matvec(
 ) -> TT:
     """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
 
-    TT-ranks multiply, or are brought down at once.
-
     Args:
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.
       x: TT.

@@ -220,10 +220,7 @@ def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray
 
 
 class Arrays:
-    """Lazy reader of GPT-2 weights in safetensors files, by their published names.
-
-    Without the prefix "transformer.".
-    """
+    """Lazy reader of GPT-2 weights in safetensors files, by published names less "transformer."."""
 
     def __init__(self, folder: Path) -> None:
         index, single = folder / INDEX, folder / WEIGHTS

@@ -69,10 +69,7 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Starts writing tensors to a store, through staging memory; returns a future.
-
-        They go to the slots that are not committed.
-        """
+        """Starts writing tensors to uncommitted slots, through staging memory; returns a future."""
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -93,10 +90,7 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Registers a write of tensors; returns False if writes are paused or its blocks in use.
-
-        The lock is held.
-        """
+        """Registers a write; returns False if paused or its blocks are in use; the lock is held."""
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)

@@ -80,10 +80,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of update results beyond the memory that they overwrite.
-
-        What they replace is not counted twice.
-        """
+        """Computes the bytes of update results beyond the memory that they overwrite."""
         if into == "place":
             return 0 if self.weights is None else self.weights.nbytes
         return sum(b.nbytes for b in self.packings)

@@ -262,9 +262,7 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins tensor extents that are adjacent in the data file to runs of at most one block.
-
-        A larger extent is a run of its own.
+        """Joins extents adjacent in the data file to runs of one block at most, or one extent.
 
         Args:
             asked: Extents of one store with the slot to use; empty ones are left out.
@@ -310,10 +308,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size.
-
-    One transfer for several extents, many for a large one.
-    """
+    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size."""
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)

@@ -206,9 +206,7 @@ class Engine:
         share: Any,
         sums: PyTree,
     ) -> tuple[Any, Any, Any]:
-        """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
-
-        Gradients are added to ``sums``.
+        """Computes last layer's loss, input cotangent, gradients (into ``sums``), times ``share``.
 
         Args:
           layer: layer to compute.
@@ -243,10 +241,7 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether gradients copied to the host lie in pinned memory, which no update overwrites.
-
-        They are lent then: updates cannot write to it.
-        """
+        """Whether gradients copied to the host lie in pinned memory, which no update overwrites."""
         return device_to_host.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:

@@ -87,10 +87,7 @@ def looks_across(
 
 @WeakCache
 def _updates(transformation: Any) -> Any:
-    """Returns a jitted function of trial updates, to see if parameter groups affect each other.
-
-    It is compiled once for a transformation and structures.
-    """
+    """Returns a jitted function of trial updates, to see if parameter groups affect each other."""
 
     @jax.jit
     def updates(params: Any, gradients: Any) -> list[Any]:

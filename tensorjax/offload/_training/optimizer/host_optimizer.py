@@ -53,9 +53,7 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """Returns the host optimiser for one named parameter group, as labels may use the name.
-
-        It is this one if the name makes no difference.
+        """Returns the host optimiser of a named parameter group: itself if labels ignore the name.
 
         Groups for which the name makes the same difference share programs.
         """
@@ -146,10 +144,7 @@ class HostOptimizer:
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients on the host, in the memory of the first if that is writable.
-
-        ``lent`` says that it may not.
-        """
+        """Adds two gradients on the host, in the first's memory if writable and not ``lent``."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:

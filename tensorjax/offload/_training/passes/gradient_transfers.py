@@ -114,10 +114,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Queues a layer's pending gradient copies for the transfer thread.
-
-        They are used up.
-        """
+        """Queues a layer's pending gradient copies for the transfer thread."""
         self.wait()
         self._there.clear()
         self._given.put(looked)
