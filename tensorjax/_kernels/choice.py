@@ -29,7 +29,7 @@ def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: 
 
 
 def is_cpp_default() -> bool:
-    """Whether C++ kernels are the default choice: JAX has one device, a CPU; for reports."""
+    """Whether C++ kernels are the default choice here: JAX has one device, which is a CPU."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 

@@ -21,8 +21,6 @@ from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel import _tt_linear
 from tensorjax.parallel._sharding_rules import Placing
 
-__all__ = ["Layout"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout(Placing):

@@ -10,8 +10,6 @@ from tensorjax import contract
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
 
-__all__ = ["product", "splits"]
-
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
     """Whether a TT layer's leading modes split into equal blocks, to be sharded over devices.

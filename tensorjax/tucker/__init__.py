@@ -28,7 +28,7 @@ from tensorjax.tucker._decompositions.fits import FitInfo
 from tensorjax.tucker._decompositions.hooi import hooi
 from tensorjax.tucker._decompositions.hosvd import from_dense
 from tensorjax.tucker._decompositions.nonnegative import nonnegative
-from tensorjax.tucker._hadamard import hadamard, mode_product
+from tensorjax.tucker._hadamard_and_mode_products import hadamard, mode_product
 from tensorjax.tucker._indexing import item as item
 from tensorjax.tucker._norms_and_entries import distance, evaluate, inner, norm
 from tensorjax.tucker._rounding import orthogonalize, round

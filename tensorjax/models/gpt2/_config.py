@@ -95,7 +95,7 @@ class GPT2Config:
 
     @classmethod
     def xl(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published GPT-2 with 1558 million parameters, 25 heads.
+        """Returns the configuration of the published GPT-2 with 1558 million parameters.
 
         Args:
           **changes: fields of the configuration that replace these.

@@ -23,7 +23,7 @@ try:
 except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        """Returns both arrays unchanged; replacement for JAX versions without `shard_alike`."""
+        """Returns both arrays of a distinct-id lookup unchanged, where JAX has no `shard_alike`."""
         return x, y
 
 

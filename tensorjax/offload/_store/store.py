@@ -15,7 +15,6 @@ from tensorjax.offload._notices import Notices
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import store_arguments
 from tensorjax.offload._store.backends import Backend, choose
-from tensorjax.offload._store.contents import StoreContents
 from tensorjax.offload._store.disk import checksums as _checksums
 from tensorjax.offload._store.disk import extents, index_commits, metadata
 from tensorjax.offload._store.disk import folder as _folder
@@ -24,6 +23,7 @@ from tensorjax.offload._store.disk.extents import Place
 from tensorjax.offload._store.futures import item_of
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics
+from tensorjax.offload._store.store_properties import StoreContents
 from tensorjax.offload._store.tensor_states import entries, failures, opened
 from tensorjax.offload._store.transport import Transport
 from tensorjax.offload._store.writer import flat

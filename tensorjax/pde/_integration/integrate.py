@@ -39,10 +39,10 @@ from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.right_side import Rates, right_side
+from tensorjax.pde._stepping.runge_kutta_adams_imex import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
-from tensorjax.pde._stepping.step_truncation import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.times import checked_end
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 

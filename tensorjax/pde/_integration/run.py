@@ -34,9 +34,9 @@ from tensorjax.pde._stepping.low_moments import Moments, low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
+from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 
 # Exponential steps are tried first after so many steps, at so many times their length.

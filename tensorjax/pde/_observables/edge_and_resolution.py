@@ -13,8 +13,6 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import given
 
-__all__ = ["edge_mass", "resolution"]
-
 
 def edge_mass(v: TT, box: Box) -> float:
     """Returns the largest share of ‖v‖ next to an end of a grid axis, for a PDE solution v.

@@ -21,8 +21,8 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.runge_kutta_adams_imex import STABLE
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
-from tensorjax.pde._stepping.step_truncation import STABLE
 
 # Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt
 # A e counts where it is more than this share of v. Of the method of order 2 the two slopes are of

@@ -126,10 +126,7 @@ class Engine:
         """Computes a layer's output without random key; saves nothing for a backward pass.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
+          layer, params, x, batch: as for `forward`.
 
         Returns:
           The result, a pytree of arrays.
@@ -153,11 +150,7 @@ class Engine:
         handed over: updates write to their memory, so nothing else may use them.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
           kept: what `forward` kept.
           dy: cotangent of the result.
           sums: gradients of the microbatches before, like ``params``; None at the first one.
@@ -209,11 +202,7 @@ class Engine:
         """Computes last layer's loss, input cotangent, gradients (into ``sums``), times ``share``.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
           share: factor of this microbatch, from `shares`.
           sums: gradients of the microbatches before, like ``params``; None at the first one.
 
@@ -228,11 +217,7 @@ class Engine:
         """Returns the shapes of a layer's output and saved activations without computing them.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
 
         Returns:
           Two pytrees of `jax.ShapeDtypeStruct`.
