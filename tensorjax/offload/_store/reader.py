@@ -225,7 +225,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Returns a lease of a tensor that needs no disk read: it is empty, or its write failed."""
+    """Returns the reader's lease of a tensor not read from disk: empty, or its write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)

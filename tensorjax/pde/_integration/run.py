@@ -306,7 +306,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Computes a new coordinate motion Σ, β; returns its cost at rest and in motion."""
+        """Computes a running integration's new motion Σ, β; returns its cost at rest and moving."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None

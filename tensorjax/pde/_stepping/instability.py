@@ -124,7 +124,7 @@ def _size(gram: Any, weights: Sequence[Any]) -> Any:
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes the Gram matrix of tensor trains, up to a scale, in one sweep."""
+    """Computes the Gram matrix of trains whose growth tells instability, up to a scale."""
     return _grams([x.cores for x in trains])[-1][:, :, 0, 0]
 
 

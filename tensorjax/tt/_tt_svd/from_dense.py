@@ -101,7 +101,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Decomposes a small array by C++ or Gram TT-SVD, if that is chosen; None for other arrays."""
+    """Decomposes an array in `from_dense` by C++ or Gram TT-SVD, if chosen; else None."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
