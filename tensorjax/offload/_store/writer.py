@@ -113,7 +113,8 @@ class Writer:
             error = request.error
             if error is not None:
                 of = [newest[extent] for extent in request.run.members]
-                error = named(request, error, [name for pair in of for name in _meant(*pair)])
+                meant = (c.names or [t.place.name for t in slots.tensors] for slots, c in of)
+                error = named(request, error, [name for names in meant for name in names])
                 for _, content in of:
                     content.error = error
             countdown.down(error)
@@ -192,11 +193,6 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
     for tensor, array in arrays:
         sums[tensor.number] = copy(array, memory[tensor.part])
     return Content(slots.free, sums, memory=memory, names=tuple(names))
-
-
-def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that one write to a store puts into an extent."""
-    return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
