@@ -353,7 +353,7 @@ class Layout(Placing):
             )
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers a weight over the mesh axes that shard it in storage, cast to ``dtype``.
+        """Gathers a layout's weight over mesh axes that shard it in storage, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.

@@ -450,7 +450,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """Returns initial map, time and state of a time integration; ValueError if not valid."""
+    """Returns the map, time and state that `integrate` starts from; ValueError if not valid."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "

@@ -438,7 +438,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects a tensor train to the initial mass; returns a failure if it changes much."""
+        """Corrects the run's train to its initial mass; returns a failure if it changes much."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)

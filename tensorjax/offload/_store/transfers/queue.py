@@ -169,7 +169,7 @@ class Queue(StagingQueue):
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Replaces the staging pool of later disk reads by a larger one; waits for the lock alone.
+        """Gives the disk queue a larger staging pool for later reads; waits for the lock alone.
 
         What has memory of the pool before keeps it: reads under way, and leases.
         """
