@@ -22,7 +22,7 @@ from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.storage.storage import HostStorage, Reading, StoreStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates import updates as _updates
+from tensorjax.offload._training.updates import updater as _updates
 from tensorjax.offload._training.updates.updater import Updater
 
 
