@@ -295,10 +295,7 @@ def make_groups(
     shards: Shards | None = None,
     lent: bool = False,
 ) -> dict[str, Group]:
-    """Creates a trainer's parameter groups, by name, without allocating arrays.
-
-    In one of several processes, of this process's parts.
-    """
+    """Creates a trainer's groups, of this process's parts, by name, without allocating arrays."""
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")

@@ -83,10 +83,7 @@ class Part:
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def take(self, array: jax.Array) -> jax.Array:
-        """Copies this process's shards of a sharded array to the host, concatenated.
-
-        No other process takes part in that.
-        """
+        """Copies this process's shards of an array to the host, joined; no other takes part."""
         if not array.sharding.is_equivalent_to(self._sharding, array.ndim):
             raise ValueError(f"expected an array on {self._sharding}, got one on {array.sharding}")
         blocks = {shard.device: shard.data for shard in array.addressable_shards}

@@ -83,10 +83,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, for `edge_mass` and `resolution`.
-
-    `shares_of` takes them in this form.
-    """
+    """Returns weights, highest modes and ends of every axis, as `shares_of` takes them."""
     return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 

@@ -115,10 +115,7 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[in
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes the norm ‖Σ w x‖ of a combination of tensor trains from their Gram matrix.
-
-    It is exact to √eps of its terms, which suffices here.
-    """
+    """Computes ‖Σ w x‖ of tensor trains from their Gram matrix, to √eps of its terms."""
     w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
     return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
 

@@ -196,10 +196,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits modes of a dense array, merged in one cut of `from_dense`, into a core for each.
-
-    All but the last core are isometries.
-    """
+    """Splits modes merged in one cut of `from_dense` into cores, isometries but for the last."""
     cores = []
     left, *modes, right = x.shape
     for n in modes[:-1]:

@@ -170,9 +170,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Assigns tensors two positions each in a store's data file, from offset ``start`` on.
-
-    All first slots lie before all second ones.
+    """Assigns tensors two slots each in the data file from ``start`` on, first slots first.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """

@@ -17,9 +17,7 @@ from tensorjax.offload._training.storage import device_to_host
 
 
 class Engine:
-    """Executor of a model's layers by jitted forward and backward programs.
-
-    There is one pair of programs per function.
+    """Executor of a model's layers by jitted forward and backward programs, a pair a function.
 
     A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
     from what the forward pass kept of it: the results of its matrix products, by a policy of

@@ -83,9 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts copying a layer's gradients to the host; returns the copies for `take` to queue.
-
-        They may still be computed.
+        """Starts copying gradients to the host, even while computed; returns them for `take`.
 
         What that takes of the device comes before the next layer that it is given: a transfer waits
         for all that was given before it.

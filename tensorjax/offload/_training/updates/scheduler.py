@@ -133,10 +133,7 @@ class UpdateScheduler:
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks an optimiser state in memory whose gradient cannot arrive, to be freed, or None.
-
-        None where an update can be made.
-        """
+        """Picks a state whose gradient cannot arrive, to be freed; None if one can be updated."""
         if not self.blocked or self.able()[0] is not None:
             return None
         return next((name for name in self.fetched if name not in self.ready), None)
