@@ -14,6 +14,7 @@ environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks 
 than that.
 """
 
+from tensorjax._native.entries_kernel import entries
 from tensorjax._native.inner_and_hadamard import (
     exact_product,
     inner,
@@ -26,7 +27,6 @@ from tensorjax._native.lookups import look_up, look_up_gradient
 from tensorjax._native.matrices import gram, pivoted_cholesky, project
 from tensorjax._native.sketches import sketch
 from tensorjax._native.sums import add, sum_shapes
-from tensorjax._native.train_entries import entries
 from tensorjax._native.tt_rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.tt_svd_small import tt_svd
 
