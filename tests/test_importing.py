@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _versions, tt
+from tensorjax import _extras, _native, _version_report, tt
 from tensorjax.tt import _other_names
 from tests.public_surface import PACKAGES, module
 
@@ -176,7 +176,7 @@ def test_linalg_shows_factorisations_alone() -> None:
 
 
 def rows(title: str) -> dict[str, str]:
-    return dict(_versions.report()[title])
+    return dict(_version_report.report()[title])
 
 
 def test_the_report_tells_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,9 +209,9 @@ def test_kernels_that_are_turned_off_are_reported_so() -> None:
 
 def test_a_package_that_is_missing_is_reported_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        raise _versions.importlib.metadata.PackageNotFoundError(name)
+        raise _version_report.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(_versions.importlib.metadata, "version", version)
+    monkeypatch.setattr(_version_report.importlib.metadata, "version", version)
     assert rows("Optional packages")["flax"] == "not installed (extra nn)"
     assert rows("Packages")["tensorjax"] == f"{tensorjax.__version__} (not installed)"
 

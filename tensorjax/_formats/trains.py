@@ -18,8 +18,14 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
+from tensorjax._formats.arithmetic_operators import (
+    Namespace,
+    Summable,
+    floating,
+    not_exact,
+    whole_power,
+)
 from tensorjax._formats.array_protocol import is_scalar
-from tensorjax._formats.operators import Namespace, Summable, floating, not_exact, whole_power
 from tensorjax._formats.representation import shown
 from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar

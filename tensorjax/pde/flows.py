@@ -226,7 +226,7 @@ class _Walk:
         return state._replace(memory={**(state.memory or {}), **flow})
 
     def _restore(self, start: State) -> None:
-        """Restores state and flow map of an earlier integration from a saved state."""
+        """Restores state and flow map of an integration in vector-field coordinates."""
         memory = getattr(start, "memory", None) or {}
         count = sum(k.startswith("flow, ") for k in memory)
         pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))

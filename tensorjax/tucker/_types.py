@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
-from tensorjax._formats.operators import Multipliable, Namespace, floating
+from tensorjax._formats.arithmetic_operators import Multipliable, Namespace, floating
 from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
 from tensorjax._formats.trains import TT, single

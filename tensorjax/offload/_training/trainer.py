@@ -28,7 +28,7 @@ from tensorjax.offload._training.options import Overflow, Schedule
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.weight_stream import room
 from tensorjax.offload._training.pipeline import Pipeline
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget

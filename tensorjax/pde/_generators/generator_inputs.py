@@ -130,7 +130,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic cost of a coordinate motion Σ y: a right side's TT-normal part."""
+        """Computes a generator's input, the quadratic cost of motions Σ y: the TT-normal part."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
