@@ -51,7 +51,6 @@ TASKS = {
     "train with optimiser state on disk": ("how_to", "api/offload"),
     "solve a Poisson equation on 2^60 points": ("how_to", "quickstart"),
     "price of an option under Heston": ("how_to", "api/pde", "api/pde_problems"),
-    "gradient of a tensor train": ("how_to", "concepts/tol_and_rank", "quickstart"),
     "nearest neighbours after random projection": (
         "api/sketch", f"{NOTEBOOKS}/random_projection",
     ),
