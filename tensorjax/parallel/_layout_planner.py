@@ -31,6 +31,15 @@ class Candidate:
       compute: seconds for products.
       communication: seconds for sending, nothing of it hidden behind products.
       refusal: why the layout cannot be used; all costs are then zero.
+
+    Example:
+      >>> import types
+      >>> from tensorjax import parallel
+      >>> xl = types.SimpleNamespace(
+      ...     layers=48, features=1600, heads=25, vocabulary=50257, length=1024)
+      >>> best = parallel.plan(xl, 4, 32, layouts=["fsdp+tp"]).best
+      >>> best.mesh, best.seconds == best.compute + best.communication, best.refusal
+      ((4, 1), True, '')
     """
 
     name: str

@@ -36,7 +36,8 @@ class Tucker(Multipliable, FrozenPytree, fields=("core", "factors")):
 
     Example:
       >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 2)), [jnp.ones((3, 1)), jnp.ones((4, 2))])
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 2)), [jnp.ones((3, 1)), jnp.ones((4, 2))])
       >>> t - 2 * t
       Tucker(shape=(3, 4), ranks=(2, 4), core=dense, dtype=float32)
 
