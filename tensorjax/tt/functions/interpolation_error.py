@@ -210,7 +210,8 @@ class InterpolateInfo:
       searched: points at which errors were sought: random ones of the box, those of boxes about
         parts of f that were found late, and those drawn from the train.
       message: the status, the error and what was searched, in one sentence. A part of f in less of
-        the box than it says can escape any search, "converged" or not.
+        the box than it says can escape any search, "converged" or not; if it is larger than said
+        there too, the error may be above the tolerance.
 
     Example:
       >>> import numpy as np
@@ -286,9 +287,10 @@ def reported(
 
 def _message(status: str, error: float, std: float, tol: float, tests: ErrorPoints) -> str:
     """Describes in words how an interpolation ended, and where f was searched for errors."""
-    others = len(tests.x) - tests.random
+    others, part = len(tests.x) - tests.random, 3 / tests.random
     return (
         f"{status}: error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked; searched: "
         f"{tests.random} random points of the box and {others} others; what f does in less than "
-        f"{3 / tests.random:.1e} of the box may have escaped"
+        f"{part:.1e} of the box may have escaped, and would matter if larger than "
+        f"{tol * tests.rms / part**0.5:.1e}"
     )
