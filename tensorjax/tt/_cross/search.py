@@ -36,9 +36,9 @@ _SURPRISES = 4
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
-# A tensor that was read whole is asked for some again if its ranks, of this many at least, are as
-# large as its modes allow: as those of noise are.
-_FULL = 8
+# A tensor that was read whole is asked for some again if all ranks are as large as its modes allow,
+# as those of noise are, and the largest one is no less than this.
+_FULL = 32
 # Most held-out entries that become pivots at once, and no more than half of the largest rank unless
 # f jumps: those with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -115,19 +115,19 @@ class Search:
 
     @property
     def _full(self) -> bool:
-        """Whether all entries of a tensor were read, and a rank of its train is the largest one."""
+        """Whether all entries of a tensor were read, and its ranks are as large as they can be."""
         if not self.held.all:
             return False
         sizes = np.cumprod([1.0, *self._oracle.shape])
         largest = np.minimum(sizes, sizes[-1] / sizes)[1:-1]
         ranks = np.array([c.shape[2] for c in self.fit.cores[:-1]])
-        return bool(((ranks >= _FULL) & (ranks >= largest)).any())
+        return bool((ranks >= largest).all()) and int(ranks.max(initial=0)) >= _FULL
 
     def _unsteady(self) -> float:
         """Measures how much f changes when `cross` evaluates it again, relative to its rms."""
         places = np.arange(min(_AGAIN, len(self.held.index)))
-        if self.held.all:  # which are in order
-            places = places * (len(self.held.index) // len(places))
+        if self.held.all:  # which are in order, and the first one may be the largest
+            places = (2 * places + 1) * len(self.held.index) // (2 * len(places))
         change = np.abs(
             self._oracle.again(self.held.index[places]) - self.held.values[places]
         ).max()
