@@ -37,7 +37,7 @@ _SURPRISES = 4
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
 # A tensor that was read whole is asked for some again if all ranks are as large as its modes allow,
-# as those of noise are, and the largest one is no less than this.
+# as those of noise are, the largest one is no less than this, and values are not a few ones.
 _FULL = 32
 # Most held-out entries that become pivots at once, and no more than half of the largest rank unless
 # f jumps: those with errors above _HIDDEN times the residuals of all blocks.
@@ -116,7 +116,7 @@ class Search:
     @property
     def _full(self) -> bool:
         """Whether all entries of a tensor were read, and its ranks are as large as they can be."""
-        if not self.held.all:
+        if not self.held.all or self.held.jumps:
             return False
         sizes = np.cumprod([1.0, *self._oracle.shape])
         largest = np.minimum(sizes, sizes[-1] / sizes)[1:-1]

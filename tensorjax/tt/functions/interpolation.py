@@ -52,6 +52,8 @@ _PARTS, _LEAST_PART, _SHARE, _LEAST_SPENT = 3, 10, 0.05, 100_000
 # roundoff, if that is at most this part of the tolerance. It may take so many evaluations, or this
 # part of all before; and degrees up to so many times those found, and some more.
 _SHARP, _SHARPER, _SHARP_CALLS, _SHARP_PART, _SHARP_DEGREE = 1e4, 0.1, 10_000, 4, (3, 16)
+# Evaluations kept for tests of a train, and part of all that they are at most.
+_RESERVED, _RESERVED_PART = 1500, 0.02
 # Statuses of a cross approximation that no other degree or tolerance changes.
 _ENDED = ("budget", "stopped", "failed", "zero")
 
@@ -245,7 +247,8 @@ class _Work:
             following = None if spent or idle == 2 else self.next(bases, found, wanted)
             if self.tests.random > measured:  # at few points an error may have been too small
                 best = min(self.again(best), self.again(found), key=lambda fit: fit.bound)
-            if following is None and not spent:
+            over = spent and (best.bound > self.tol or self.values.left < 20)
+            if following is None and not over:
                 part = self.hidden(best)
                 best = self.again(best)
                 if part is not None:
@@ -285,16 +288,23 @@ class _Work:
         """Climbs from a large error to a part of f that an interpolation lacks; None if none."""
         if len(self.parts) >= _PARTS or self.options.get("search") == 0:
             return None
-        start = self.tests.worst(found.bases, found.cast)
-        if start is None and found.bound <= self.tol and (sharp := self.sharper(found)) is not None:
-            found, start = sharp, self.tests.worst(sharp.bases, sharp.cast)
+        fit, start = found, self.tests.worst(found.bases, found.cast)
+        converged = found.bound <= self.tol
+        if start is None and converged and (sharp := self.sharper(found)) is not None:
+            fit, start = sharp, self.tests.worst(sharp.bases, sharp.cast)
+        lacks = start is not None
         if start is None:
-            return None
+            if not converged:
+                return None
+            fit, start = found, self.tests.worst(found.bases, found.cast, far=False)
         least = _LEAST_PART * self.tol * self.tests.rms
-        part = hidden_part(self.values, found.bases, found.cast, start, least)
-        if part is not None:
-            self.parts.append(part.point)
-            self.tests.look_at(part.low, part.high)
+        part = hidden_part(self.values, fit.bases, fit.cast, start, least)
+        if part is None:
+            return None
+        self.tests.look_at(part.low, part.high)
+        if not lacks and self.again(found).bound <= self.tol:  # large, but in too small a part
+            return None
+        self.parts.append(part.point)
         return part
 
     def sharper(self, found: Fit) -> Fit | None:
@@ -350,7 +360,8 @@ class _Work:
                 for k, (b, n) in enumerate(zip(before.bases, bases, strict=True))
             }
             options["x0"] = times_modes(TT(before.cast), nodes)
-        if math.isfinite(left := min(self.values.left, calls)):
+        left = self.values.left - min(_RESERVED, _RESERVED_PART * self.values.most)
+        if math.isfinite(left := min(left, calls)):
             options["max_evaluations"] = int(max(left, 1))
         shape = tuple(b.size for b in bases)
         t, info = cross(
