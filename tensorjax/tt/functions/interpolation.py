@@ -293,10 +293,10 @@ class _Work:
         if start is None and converged and (sharp := self.sharper(found)) is not None:
             fit, start = sharp, self.tests.worst(sharp.bases, sharp.cast)
         lacks = start is not None
-        if start is None:
-            if not converged:
-                return None
+        if start is None and converged:
             fit, start = found, self.tests.worst(found.bases, found.cast, far=False)
+        if start is None:
+            return None
         least = _LEAST_PART * self.tol * self.tests.rms
         part = hidden_part(self.values, fit.bases, fit.cast, start, least)
         if part is None:
