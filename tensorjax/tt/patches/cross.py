@@ -26,7 +26,7 @@ from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd.from_dense import from_dense
 from tensorjax.tt.patches.conversion import by_parent, joined
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
-from tensorjax.tt.patches.report import ADVICE, PatchesInfo, Status
+from tensorjax.tt.patches.patches_info import ADVICE, PatchesInfo, Status
 
 # Share of the tolerance for the fits; the rest is for the rounding of patches that are merged.
 _FIT = 0.8
