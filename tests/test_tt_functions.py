@@ -508,6 +508,24 @@ def test_a_peak_beside_a_smooth_function_is_not_missed_in_silence(seed: int) -> 
     assert info.searched >= 1000
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_a_peak_whose_tail_is_below_the_tolerance_stands_out_of_a_sharper_train(seed: int) -> None:
+    rng = np.random.default_rng([95, seed])
+    d = int(rng.integers(2, 4))
+    at, k, width = rng.uniform(0.2, 0.8, d), rng.uniform(1, 3, d), rng.uniform(0.008, 0.015) * d
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return np.exp(-x @ k) + 5 * np.exp(-((x - at) ** 2).sum(axis=1) / width**2)
+
+    tol, key = 1e-3, jax.random.key(seed)
+    f, info = functions.interpolate(function, [(0, 1)] * d, tol=tol, key=key)
+    x = np.clip(at + width * rng.standard_normal((2000, d)), 0, 1)
+    wrong = np.asarray(f(x)) - function(x)
+    assert info.status == "converged"
+    assert np.linalg.norm(wrong) <= 10 * tol * np.linalg.norm(function(x))
+    assert "would matter if larger than" in info.message
+
+
 def test_a_function_that_gives_out_the_same_array_again() -> None:
     values = np.zeros(1 << 16)
 

@@ -130,7 +130,7 @@ def test_limits_are_kept_and_said(key: jax.Array):
     shape = (4,) * 12
     p, info = patches.cross(noise, shape, tol=1e-3, key=key, max_rank=5, max_patches=8)
     assert info.status == "max_patches"
-    assert len(p.trains) <= 8 + 4
+    assert len(p.trains) <= 8
     assert "max_patches" in info.advice
     assert info.error > 0.3
     for budget in (1, 1000, 20_000):
@@ -138,6 +138,26 @@ def test_limits_are_kept_and_said(key: jax.Array):
         assert info.status == "budget"
         assert info.evaluations <= budget
         assert info.error + info.error_std > 0.3
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_ranks_and_patches_stay_within_bounds_that_are_too_small(seed: int):
+    """Of patches that were read whole, and of trains with a mode of components."""
+    rng = np.random.default_rng([61, seed])
+    shape, count = tuple(rng.integers(2, 5, 4)), int(rng.integers(0, 4))
+    x = rng.standard_normal(shape + (count,) * (count > 0))
+    bound, most = int(rng.integers(1, 3)), int(rng.integers(1, 30))
+    for limit in (1000, most):
+        p, info = patches.cross(
+            lambda i: x[tuple(i.T)], shape, tol=1e-3, key=jax.random.key(seed), max_rank=bound,
+            max_patches=limit,
+        )  # fmt: skip
+        assert max(r for t in p.trains for r in t.ranks) == info.largest_rank <= bound
+        assert len(p.trains) <= limit
+        assert limit == most or info.status == "converged"
+        wrong = np.linalg.norm(np.asarray(patches.to_dense(p)) - x) / np.linalg.norm(x)
+        assert wrong <= 1.01 * info.error
+        assert info.status == "max_patches" or wrong <= 1e-3
 
 
 def test_zero_and_pivots(key: jax.Array):

@@ -178,8 +178,9 @@ def cross(
         status = "max_rank"
     if status == "converged" and doubt > options.tol and not options.like_exact(estimate.error):
         status, doubt = "unseen", math.inf  # f jumps, and the train of it is not exact
-    if status != "zero":
-        estimate = Estimate(estimate.error, max(estimate.std, doubt))
+    if status != "zero":  # no train is nearer to f than f to itself
+        unsteady = searched.unsteady
+        estimate = Estimate(max(estimate.error, unsteady), max(estimate.std, doubt, unsteady))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, reported(status, estimate, searched, oracle, train)
 

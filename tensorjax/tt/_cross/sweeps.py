@@ -36,6 +36,9 @@ _SURPRISES = 4
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
+# A tensor that was read whole is asked for some again if all ranks are as large as its modes allow,
+# as those of noise are, the largest one is no less than this, and values are not a few ones.
+_FULL = 32
 # Most held-out entries that become pivots at once, and no more than half of the largest rank unless
 # f jumps: those with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -52,7 +55,7 @@ class Search:
       globally: search for errors all over the tensor.
       failure: the error of f that ended the search, and where; empty if none did.
       unsteady: by how much f differs from itself at the same entries, over its root mean square; 0
-        if it does not, or if the search did not stall.
+        if it does not, or if neither the search stalled nor all ranks are full.
     """
 
     def __init__(self, fit: Approximation, rng: np.random.Generator):
@@ -87,9 +90,10 @@ class Search:
                 status = self._run()
                 if status not in ("converged", "zero"):
                     self.fit.settle(more=status != "stopped")
-                if status == "stalled" and self._oracle.left >= _AGAIN:
+                noisy = status == "stalled" or (status == "converged" and self._full)
+                if noisy and self._oracle.left >= _AGAIN:
                     self.unsteady = self._unsteady()
-                return status
+                return "stalled" if self.unsteady > self.tol else status
             except Rescaled:  # values so large that the others are nothing: from the beginning
                 rescaled = True
                 self.fit.rescale()
@@ -109,10 +113,24 @@ class Search:
         """Standard error that `cross` adds for unsampled regions of a function with jumps."""
         return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
 
+    @property
+    def _full(self) -> bool:
+        """Whether all entries of a tensor were read, and its ranks are as large as they can be."""
+        if not self.held.all or self.held.jumps:
+            return False
+        sizes = np.cumprod([1.0, *self._oracle.shape])
+        largest = np.minimum(sizes, sizes[-1] / sizes)[1:-1]
+        ranks = np.array([c.shape[2] for c in self.fit.cores[:-1]])
+        return bool((ranks >= largest).all()) and int(ranks.max(initial=0)) >= _FULL
+
     def _unsteady(self) -> float:
         """Measures how much f changes when `cross` evaluates it again, relative to its rms."""
-        index = self.held.index[:_AGAIN]
-        change = np.abs(self._oracle.again(index) - self.held.values[: len(index)]).max()
+        places = np.arange(min(_AGAIN, len(self.held.index)))
+        if self.held.all:  # which are in order, and the first one may be the largest
+            places = (2 * places + 1) * len(self.held.index) // (2 * len(places))
+        change = np.abs(
+            self._oracle.again(self.held.index[places]) - self.held.values[places]
+        ).max()
         part = float(change) / (self.held.rms or 1.0)
         return part if part > _SAME else 0.0
 

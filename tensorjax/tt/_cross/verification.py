@@ -110,11 +110,8 @@ class Verification:
             return None
         if held.all:
             return "converged"
-        missing = min(fit.options.wanted - held.uniform, fit.oracle.left)
-        if missing >= 1:  # an earlier search with a small budget held out few
-            held.extend(int(missing))
-            if not fit.holds():
-                return None
+        if not self._met_as_large_as(level):
+            return None
         cores = fit.current()
         if self._wrong_above(cores):
             return None
@@ -158,6 +155,22 @@ class Verification:
         if more > 0:
             held.extend(more)
         return fit.holds()
+
+    def _met_as_large_as(self, level: float) -> bool:
+        """Whether the tolerance is met at enough held-out entries to meet what the sweep left.
+
+        Residuals of the last sweep stand at other entries too. An earlier search with a small
+        budget, or on a small tensor, held out few: more are, up to the number asked for, until they
+        would meet such errors unless all of them together are below tolerance.
+        """
+        options, held = self._fit.options, self._fit.held
+        times = level / (_TOGETHER * options.tol * (held.rms or 1.0))
+        enough = max(options.wanted, min(options.asked, 3 * times**2))
+        missing = math.ceil(min(enough - held.uniform, self._fit.oracle.left))
+        if missing >= 1:
+            held.extend(missing)
+            return self._fit.holds()
+        return True
 
     def _unbiased(self) -> bool:
         """Whether a cross approximation meets its tolerance at entirely new held-out entries.

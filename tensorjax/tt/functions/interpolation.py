@@ -45,8 +45,15 @@ _TAIL = 0.03
 # Two rounds in a row that lower the error by no more than this are the last ones.
 _ROUNDS, _LOWER = 12, 0.9
 # Parts of f that are looked for where an error stands out, at most; what their errors are at least,
-# times the tolerance; and the share of all evaluations for random points that test a train.
-_PARTS, _LEAST_PART, _SHARE = 3, 10, 0.05
+# times the tolerance; and the share of all evaluations for random points that test a train, of so
+# many evaluations at least.
+_PARTS, _LEAST_PART, _SHARE, _LEAST_SPENT = 3, 10, 0.05, 100_000
+# Tails of what a train lacks stand out of the errors of a train as accurate as so many units of
+# roundoff, if that is at most this part of the tolerance. It may take so many evaluations, or this
+# part of all before; and degrees up to so many times those found, and some more.
+_SHARP, _SHARPER, _SHARP_CALLS, _SHARP_PART, _SHARP_DEGREE = 1e4, 0.1, 10_000, 4, (3, 16)
+# Evaluations kept for tests of a train, and part of all that they are at most.
+_RESERVED, _RESERVED_PART = 1500, 0.02
 # Statuses of a cross approximation that no other degree or tolerance changes.
 _ENDED = ("budget", "stopped", "failed", "zero")
 
@@ -104,8 +111,11 @@ def interpolate(
     f, and raised while the error off the grid asks for it. Ascents along the lines lead to the
     peaks; if random points see little of f, there are several, and the cross starts from the peaks.
     Where one random point shows an error far above all others, it may be in the tail of a peak that
-    the train lacks: an ascent of the error leads there, and degrees are chosen anew. A peak whose
-    tail no random point meets is missed, as ``info.message`` says.
+    the train lacks: an ascent of the error leads there, and degrees are chosen anew. A train that
+    meets the tolerance is tested at 5000 random points, or 5 % of all evaluations if that is more,
+    and a train as accurate as roundoff allows, from 10 000 evaluations at most, or a quarter of all
+    before, shows tails there that are far below the tolerance. A peak whose tail no random point
+    meets is missed, as ``info.message`` says.
 
     Args:
       f: maps points (batch, d) to values (batch,), or with ``components`` to (batch, components),
@@ -120,7 +130,9 @@ def interpolate(
       vectorized: False if f takes one point (d,), and gives a scalar or (components,).
       components: number of components of a vector-valued f; None if its values are scalars.
       options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
-        lines go through too), ``search``, ``jit``, ``executor`` and ``dtype``.
+        lines go through too), ``search`` (0.05: the share of all evaluations, or of 100 000, for
+        random points; 0 for no tests beyond a thousand of them, nor a train more accurate than
+        asked), ``jit``, ``executor`` and ``dtype``.
 
     Returns:
       The `FunctionTrain`, or with ``components`` a tuple of one for each, and an `InterpolateInfo`
@@ -235,9 +247,12 @@ class _Work:
             following = None if spent or idle == 2 else self.next(bases, found, wanted)
             if self.tests.random > measured:  # at few points an error may have been too small
                 best = min(self.again(best), self.again(found), key=lambda fit: fit.bound)
-            if following is None and not spent and (part := self.hidden(best)) is not None:
-                best, idle = self.again(best), 0
-                following = self.anew(part), _CROSS * self.tol, None
+            over = spent and (best.bound > self.tol or self.values.left < 20)
+            if following is None and not over:
+                part = self.hidden(best)
+                best = self.again(best)
+                if part is not None:
+                    idle, following = 0, (self.anew(part), _CROSS * self.tol, None)
             if following is None:
                 break
             bases, wanted, before = following
@@ -262,7 +277,8 @@ class _Work:
     def again(self, found: Fit, *, more: bool = False) -> Fit:
         """Measures an interpolation's error again, with more test points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
-        count = int(min(share * self.values.spent[0] - self.tests.random, self.values.left // 2))
+        wanted = share * max(self.values.spent[0], _LEAST_SPENT)
+        count = int(min(wanted - self.tests.random, self.values.left / 2))
         if count > self.tests.random // 2:
             self.tests.extend(found.bases, count)
         error, std, largest = self.tests.error(found.bases, found.cast)
@@ -270,15 +286,43 @@ class _Work:
 
     def hidden(self, found: Fit) -> HiddenPart | None:
         """Climbs from a large error to a part of f that an interpolation lacks; None if none."""
-        start = self.tests.worst(found.bases, found.cast)
-        if start is None or len(self.parts) >= _PARTS or self.options.get("search") == 0:
+        if len(self.parts) >= _PARTS or self.options.get("search") == 0:
+            return None
+        fit, start = found, self.tests.worst(found.bases, found.cast)
+        converged = found.bound <= self.tol
+        if start is None and converged and (sharp := self.sharper(found)) is not None:
+            fit, start = sharp, self.tests.worst(sharp.bases, sharp.cast)
+        lacks = start is not None
+        if start is None and converged:
+            fit, start = found, self.tests.worst(found.bases, found.cast, far=False)
+        if start is None:
             return None
         least = _LEAST_PART * self.tol * self.tests.rms
-        part = hidden_part(self.values, found.bases, found.cast, start, least)
-        if part is not None:
-            self.parts.append(part.point)
-            self.tests.look_at(part.low, part.high)
+        part = hidden_part(self.values, fit.bases, fit.cast, start, least)
+        if part is None:
+            return None
+        self.tests.look_at(part.low, part.high)
+        if not lacks and self.again(found).bound <= self.tol:  # large, but in too small a part
+            return None
+        self.parts.append(part.point)
         return part
+
+    def sharper(self, found: Fit) -> Fit | None:
+        """Interpolates far more accurately than asked, so that errors at tails of parts stand out.
+
+        None where it cannot be much more accurate.
+        """
+        tol = _SHARP * float(np.finfo(found.cast[0].dtype).eps)
+        spent = self.values.spent[0]
+        calls = int(min(max(_SHARP_CALLS, spent // _SHARP_PART), self.values.left / 2))
+        if not self.free or tol > _SHARPER * self.tol or calls < _TESTED:
+            return None
+        times, more = _SHARP_DEGREE
+        most = min(self.most, times * max(found.bases[k].size for k in self.free) + more)
+        values = self.values._replace(most=spent + calls)
+        peaks = Peaks(self.tests.x, self.tests.true, 0, self.rng)
+        bases = first_bases(values, self.given, self.free, tol, most, peaks, self.rng)
+        return self.fit(bases, tol, found, kept=tol, calls=spent + calls - self.values.spent[0])
 
     def anew(self, part: HiddenPart) -> list[Basis]:
         """Chooses an interpolation's degrees again, by lines through a newly found part of f."""
@@ -291,8 +335,24 @@ class _Work:
         peaks = Peaks(x, seen, len(points), self.rng)
         return first_bases(self.values, self.given, self.free, self.tol, self.most, peaks, self.rng)
 
-    def fit(self, bases: list[Basis], tol: float, before: Fit | None) -> Fit:
-        """Interpolates a function in given bases by one cross approximation of its node values."""
+    def fit(
+        self,
+        bases: list[Basis],
+        tol: float,
+        before: Fit | None,
+        *,
+        kept: float | None = None,
+        calls: float = math.inf,
+    ) -> Fit:
+        """Interpolates a function in given bases by one cross approximation of its node values.
+
+        Args:
+          bases: one a variable.
+          tol: of the cross approximation.
+          before: an interpolation to start from.
+          kept: tolerance by which high degrees are left out; of all the work if None.
+          calls: evaluations that it may take.
+        """
         options = dict(self.options)
         if before is not None:
             nodes = {
@@ -300,8 +360,9 @@ class _Work:
                 for k, (b, n) in enumerate(zip(before.bases, bases, strict=True))
             }
             options["x0"] = times_modes(TT(before.cast), nodes)
-        if math.isfinite(self.values.left):
-            options["max_evaluations"] = int(max(self.values.left, 1))
+        left = self.values.left - min(_RESERVED, _RESERVED_PART * self.values.most)
+        if math.isfinite(left := min(left, calls)):
+            options["max_evaluations"] = int(max(left, 1))
         shape = tuple(b.size for b in bases)
         t, info = cross(
             self.f, shape, tol=max(tol, self.least), grid=[b.nodes for b in bases], **options
@@ -313,7 +374,7 @@ class _Work:
             cores[k] = times_mode(cores[k], b.from_values)
         norms = slice_norms(cores)[: len(bases)]
         tails = [float(_end(n) / (np.linalg.norm(n) or 1.0)) for n in norms]
-        allowed = _TRIM * self.tol / len(bases) ** 0.5
+        allowed = _TRIM * (kept or self.tol) / len(bases) ** 0.5
         small, cores = without_tails(bases, self.free, cores, norms, allowed)
         cast = [c.astype(t.dtype) for c in cores]
         self.tests.follow(small, cast)

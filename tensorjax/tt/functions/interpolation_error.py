@@ -40,6 +40,8 @@ _BASIS = (
     "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
     "or a derivative jumps, take tt.functions.BSpline there, or ask for less accuracy"
 )
+# Most test points of a box about a large error.
+_IN_A_BOX = 500
 # Most random points to look at while f is zero at all of them.
 _MOST_ZEROS = 20_000
 
@@ -99,7 +101,7 @@ class ErrorPoints:
 
     def look_at(self, low: np.ndarray, high: np.ndarray) -> None:
         """Adds random test points of a sub-box, at which an interpolation's error is measured."""
-        count = int(min(self._count // 2, self._values.left // 4))
+        count = int(min(self._count // 2, _IN_A_BOX, self._values.left // 4))
         if count < TELLING:
             return
         x, fixed = low + (high - low) * self._rng.random((count, len(low))), self._fixed
@@ -129,10 +131,11 @@ class ErrorPoints:
         self.true = np.concatenate([self.true[:fixed], self._values(x)])
         self._weigh(count * np.exp(np.minimum(source.log_density(self.x), 600.0)))
 
-    def worst(self, bases: Sequence[Basis], cores: Cores) -> np.ndarray | None:
-        """Returns the test point of a functional train's largest error, if far above all others."""
+    def worst(self, bases: Sequence[Basis], cores: Cores, *, far: bool = True) -> np.ndarray | None:
+        """Returns the test point of a functional train's worst error; None if not far above all."""
         found = host_values(bases, cores, self.x).reshape(self.true.shape)
-        place = standing_out(np.linalg.norm(found - self.true, axis=1))
+        wrong = np.linalg.norm(found - self.true, axis=1)
+        place = standing_out(wrong) if far else int(wrong.argmax())
         return None if place is None else self.x[place]
 
     def error(self, bases: Sequence[Basis], cores: Cores) -> tuple[float, float, float]:
@@ -210,7 +213,8 @@ class InterpolateInfo:
       searched: points at which errors were sought: random ones of the box, those of boxes about
         parts of f that were found late, and those drawn from the train.
       message: the status, the error and what was searched, in one sentence. A part of f in less of
-        the box than it says can escape any search, "converged" or not.
+        the box than it says can escape any search, "converged" or not; if it is larger than said
+        there too, the error may be above the tolerance.
 
     Example:
       >>> import numpy as np
@@ -286,9 +290,10 @@ def reported(
 
 def _message(status: str, error: float, std: float, tol: float, tests: ErrorPoints) -> str:
     """Describes in words how an interpolation ended, and where f was searched for errors."""
-    others = len(tests.x) - tests.random
+    others, part = len(tests.x) - tests.random, 3 / tests.random
     return (
         f"{status}: error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked; searched: "
         f"{tests.random} random points of the box and {others} others; what f does in less than "
-        f"{3 / tests.random:.1e} of the box may have escaped"
+        f"{part:.1e} of the box may have escaped, and would matter if larger than "
+        f"{tol * tests.rms / part**0.5:.1e}"
     )

@@ -5,13 +5,14 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
@@ -21,66 +22,18 @@ from tensorjax.tt._cross.cross import checked_grid, checked_pivots
 from tensorjax.tt._cross.cross import cross as cross_of_train
 from tensorjax.tt._cross.function_calls import Executor, Jit
 from tensorjax.tt._cross.sampled_function import Oracle, Rescaled
-from tensorjax.tt._inner_products.norms import norm
+from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd.from_dense import from_dense
 from tensorjax.tt.patches.conversion import by_parent, joined
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
+from tensorjax.tt.patches.patches_info import ADVICE, PatchesInfo, Status
 
-Status = Literal["converged", "unseen", "budget", "max_patches"]
 # Share of the tolerance for the fits; the rest is for the rounding of patches that are merged.
 _FIT = 0.8
 # A patch of so few entries is read whole: a search takes as many.
 _WHOLE = 2048
 # Below this relative error a train tells the norm of f; else so many random entries do.
 _NEAR, _SAMPLES = 0.3, 256
-_ADVICE = {
-    "converged": "",
-    "unseen": "some patches are zero wherever f was looked at, or large at few entries: parts of f "
-    "as small may have escaped; give pivots=, multi-indices where f is large",
-    "budget": "max_evaluations is too small for tol: raise it, or ask for less accuracy",
-    "max_patches": "f needs more patches at this tol: raise max_patches or max_rank, or ask for "
-    "less accuracy",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class PatchesInfo:
-    """Report of a patched cross approximation: status, error estimate, patches, evaluations.
-
-    Attributes:
-      status: "converged"; "unseen": nothing that was looked at is wrong, but some patches hold so
-        few large entries, or none, that others may have escaped, and ``error_std`` is inf;
-        "budget" or "max_patches": a limit was met, and the patches that were not split any further
-        are the best trains found.
-      error: estimated ‖f − p‖ / ‖f‖, from held-out entries of all patches.
-      error_std: standard error of that estimate; 0 only if all patches were read whole.
-      evaluations: multi-indices at which f was evaluated.
-      searches: patches that were fitted, those that were split among them.
-      patches: number of patches of the result; those that are zero are left out.
-      largest_rank: of all patches.
-      seconds: time taken.
-      advice: what to do next, in words; empty if converged.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tt
-      >>> f = lambda i: 1.0 * (i.sum(axis=1) > 8)
-      >>> p, info = tt.patches.cross(f, (4, 4, 4, 4), tol=1e-4, key=jax.random.key(0))
-      >>> info.status, info.evaluations
-      ('converged', 256)
-
-    Source: ours.
-    """
-
-    status: Status
-    error: float
-    error_std: float
-    evaluations: int
-    searches: int
-    patches: int
-    largest_rank: int
-    seconds: float
-    advice: str
 
 
 @placed
@@ -189,6 +142,26 @@ class _Leaf:
     fits: bool  # within the tolerance
 
 
+def _norm(train: TT) -> float:
+    """Computes the norm of a patch's train on the host: no program for each of their many ranks."""
+    cores, exponent = right_orthogonal(
+        [np.asarray(c, np.result_type(c.dtype, np.float64)) for c in train.cores]
+    )
+    return float(np.ldexp(np.linalg.norm(cores[0]), exponent))
+
+
+def _piece(found: _Leaf, digit: int, size: int) -> _Leaf:
+    """Returns the part of a fitted patch at one index of its first mode, with its error's share."""
+    train = None if found.train is None else item(found.train, digit)
+    return _Leaf(
+        train,
+        0.0 if train is None else _norm(train),
+        found.error / math.sqrt(size),
+        found.std / math.sqrt(size),
+        False,
+    )
+
+
 class _Splitting:
     """State of an adaptive splitting of a function's domain: fitted and waiting patches."""
 
@@ -211,16 +184,16 @@ class _Splitting:
         whole = self._fit(())
         if whole is None:
             return self._give_up("budget")
-        self._place((), whole)
-        while self._waiting:
+        room = self._place((), whole)
+        while self._waiting and room:
             _, prefix, _ = self._waiting[0]
-            if len(self.leaves) + len(self._waiting) > self._max_patches:
-                return self._give_up("max_patches")
             found = self._fit(prefix)
             if found is None:
                 return self._give_up("budget")
             heapq.heappop(self._waiting)
-            self._place(prefix, found)
+            room = self._place(prefix, found)
+        if not room:
+            return self._give_up("max_patches")
         seen = all(math.isfinite(leaf.std) for leaf in self.leaves.values())
         return "converged" if seen else "unseen"
 
@@ -229,24 +202,39 @@ class _Splitting:
         """Dtype of the patched train, known once the approximated function was called."""
         return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
-    def _place(self, prefix: Prefix, found: _Leaf) -> None:
-        """Stores a patch that fits, and splits one that does not along its next mode."""
+    def _place(self, prefix: Prefix, found: _Leaf) -> bool:
+        """Stores a patch that fits, and splits one that does not along its next mode.
+
+        Returns:
+          False if the pieces would be too many patches: it is then stored as it is.
+        """
         low = found.train is None or max(found.train.ranks) <= self._max_rank
         fits = low and (found.fits or self._negligible(prefix, found))
-        if fits or len(prefix) == len(self._modes) - 1:
+        last = len(prefix) == len(self._modes) - 1
+        if fits or (last and low):
             self.leaves[prefix] = found
-            return
+            return True
         size = self._modes[len(prefix)]
+        if len(self.leaves) + len(self._waiting) + size > self._max_patches:
+            self.leaves[prefix] = self._bounded(found)
+            return False
         for digit in range(size):
-            train = None if found.train is None else item(found.train, digit)
-            share = _Leaf(
-                train,
-                0.0 if train is None else float(norm(train)),
-                found.error / math.sqrt(size),
-                found.std / math.sqrt(size),
-                False,
-            )
-            heapq.heappush(self._waiting, (-share.error, (*prefix, digit), share))
+            share = _piece(found, digit, size)
+            if last:  # what is left are components
+                self.leaves[(*prefix, digit)] = share
+            else:
+                heapq.heappush(self._waiting, (-share.error, (*prefix, digit), share))
+        return True
+
+    def _bounded(self, found: _Leaf) -> _Leaf:
+        """Rounds a patch that was read whole to the largest rank, where it cannot be split."""
+        if found.train is None or max(found.train.ranks) <= self._max_rank:
+            return found
+        train = rounding.round(found.train, rank=self._max_rank)
+        size, kept = _norm(found.train), _norm(train)
+        lost = math.sqrt(max(size - kept, 0.0)) * math.sqrt(size + kept)
+        error = math.hypot(found.error, lost)
+        return dataclasses.replace(found, train=train, norm=kept, error=error, fits=False)
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
         """Estimates a function's norm on a patch of its domain from random entries."""
@@ -271,7 +259,7 @@ class _Splitting:
         if not self.leaves and not self._waiting:
             self.leaves[()] = _Leaf(None, 0.0, 0.0, math.inf, False)
         for _, prefix, share in self._waiting:
-            self.leaves[prefix] = share
+            self.leaves[prefix] = self._bounded(share)
         self._waiting = []
         return status
 
@@ -298,7 +286,7 @@ class _Splitting:
         if info.status == "zero":
             return _Leaf(None, 0.0, 0.0, math.inf, True)
         # The error is relative to f, whose norm is that of a train that is near, but no other's.
-        size = float(norm(train))
+        size = _norm(train)
         if not info.error + 2 * info.error_std < _NEAR:
             size = max(size, self._sampled_norm(prefix, rest))
         error = info.error if math.isfinite(info.error) else 1.0
@@ -315,7 +303,7 @@ class _Splitting:
             return _Leaf(None, 0.0, 0.0, 0.0, True)
         dense = values.reshape(*rest, *values.shape[1:]).astype(self._kind)
         train = from_dense(dense, tol=self.tol)
-        size = float(norm(train))
+        size = _norm(train)
         return _Leaf(train, size, self.tol * size, 0.0, True)
 
     def _part(self, prefix: Prefix) -> Callable[[np.ndarray], np.ndarray]:
@@ -397,5 +385,5 @@ class _Splitting:
             patches=len(trains),
             largest_rank=max((max(t.ranks) for t in trains), default=1),
             seconds=time.perf_counter() - start,
-            advice=_ADVICE[status],
+            advice=ADVICE[status],
         )
