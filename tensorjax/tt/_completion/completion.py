@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
+from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
@@ -182,8 +184,7 @@ def complete(
         if best.judged <= _STUCK or why == "stopped":
             break
     assert best is not None
-    first, *rest = best.cores
-    cores = [c.astype(data.dtype) for c in (first * data.scale, *rest)]
+    cores = [c.astype(data.dtype) for c in _times(best.cores, data.scale)]
     found = TT._unchecked(tuple(jax.device_put(cores)))
     history = tuple(work.history)
     seconds = time.perf_counter() - start
@@ -255,8 +256,8 @@ class _Data:
                 f"got {x0.shape} and {x0.ranks[1:-1]}"
             )
         _check.finite("x0", x0)
-        first, *rest = (np.asarray(c).astype(self.fitted.values.dtype) for c in x0.cores)
-        return [first / self.scale, *rest]
+        cores = [np.asarray(c).astype(self.fitted.values.dtype) for c in x0.cores]
+        return _times(cores, self.scale, divide=True)
 
     def random(self, ranks: Sequence[int]) -> Cores:
         full = (1, *ranks, 1)
@@ -265,6 +266,18 @@ class _Data:
             c = self.rng.standard_normal((full[k], n, full[k + 1])) / full[k + 1] ** 0.5
             cores.append(c.astype(self.fitted.values.dtype))
         return cores
+
+
+def _times(cores: Cores, factor: float, divide: bool = False) -> Cores:
+    """Multiplies a train by a number, its size shared by all cores: one might overflow.
+
+    The norm, which grows with the number of entries, would sit in one core after a sweep.
+    """
+    mantissa, exponent = math.frexp(factor)
+    first, *rest = cores
+    if divide:
+        mantissa, exponent = 1 / mantissa, -exponent
+    return balanced([first * mantissa, *rest], exponent, fit=(0, 0))
 
 
 def _freedom(cores: Cores) -> int:
