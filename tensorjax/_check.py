@@ -40,8 +40,12 @@ def _on_host(name: str, x: Any) -> np.ndarray:
         raise
 
 
-def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns an argument as a floating or complex array; raises TypeError for other dtypes."""
+def inexact(name: str, x: Any, *, stays: bool = False) -> jax.Array | np.ndarray:
+    """Returns an argument as a floating or complex array; raises TypeError for other dtypes.
+
+    Raises ValueError for 64-bit NumPy data out of the range of the 32 bits that JAX makes of them,
+    unless ``stays`` says that they keep their dtype.
+    """
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -55,7 +59,39 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
             f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "
             + _remedy(array.dtype)
         )
+    if not stays:
+        representable(name, array)
     return array
+
+
+def representable(name: str, x: Any, dtype: Any = None) -> None:
+    """Raises ValueError if a NumPy array is out of the range of a narrower dtype it is cast to.
+
+    By default that is JAX's own, of 32 bits while jax_enable_x64 is off, where an overflow would
+    give Inf, an underflow zeros, and an integer another one. NaN and Inf pass.
+    """
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fciu" or not x.size:
+        return
+    kind = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype) if dtype is None else dtype)
+    if kind.itemsize >= x.dtype.itemsize:
+        return
+    parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
+    if x.dtype.kind in "iu":
+        limits: Any = np.iinfo(kind)
+        low, high = int(x.min()), int(x.max())
+        fits = limits.min <= low and high <= limits.max
+        size: Any = high if high > limits.max else low
+    else:
+        limits = jnp.finfo(kind)
+        size = max(float(max(p.max(), -p.min())) for p in parts)
+        fits = not float(limits.max) < size < math.inf
+        fits &= not 0 < size < float(limits.smallest_normal)
+    if not fits:
+        got = f"{size:.3g}" if isinstance(size, float) else size
+        raise ValueError(
+            f"{name}: expected numbers that {kind} holds, got {got} of {x.dtype}; scale them first"
+            + (", or call jax.config.update('jax_enable_x64', True)" if dtype is None else "")
+        )
 
 
 def _remedy(dtype: Any) -> str:

@@ -227,7 +227,7 @@ def test_pairs_do_not_depend_on_the_scale_of_the_operator(rng, order):
         one[k] = one[k] * scale
         two[k], two[m] = two[k] * scale, two[m] / scale
         opposite[k], opposite[m] = opposite[k] / scale, opposite[m] * scale
-        values, states, found = tt.eigsh(tt.TTMatrix(one), k=2, tol=1e-8, callback=seen.append)
+        values, _, found = tt.eigsh(tt.TTMatrix(one), k=2, tol=1e-8, callback=seen.append)
         assert error(values / scale, wanted) <= 1e-9 * norm(wanted)
         assert (found.status, found.check) == (info.status, info.check)
         assert (found.residual <= found.bound).all()

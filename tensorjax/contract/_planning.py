@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tensorjax import _other_options, _symbolic
+from tensorjax import _check, _other_options, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
 from tensorjax.contract import (
@@ -182,6 +182,7 @@ class Plan:
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
+            _check.representable(f"operand {i}", x)
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
         """Returns a contraction plan's program for symbolic sizes (`jax.export`)."""

@@ -10,7 +10,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.scaling import balanced, cast_in_range, shared_out
 from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -173,7 +173,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
     cores, exponent = orthogonal_cores(flat, swaps[0])
     cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
-    return [c.astype(t.dtype) for c in shared_out(cores, exponent, at=swaps[-1] + 1)]
+    return cast_in_range(shared_out(cores, exponent, at=swaps[-1] + 1), t.dtype)
 
 
 @placed
@@ -351,7 +351,7 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
     """Multiplies a reshaped train's host cores by 2^exponent, and casts them to a dtype."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    return [c.astype(dtype) for c in cores]
+    return cast_in_range(cores, dtype)
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:

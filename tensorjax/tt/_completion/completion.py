@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import balanced
+from tensorjax._cores.scaling import balanced, cast_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
@@ -184,7 +184,7 @@ def complete(
         if best.judged <= _STUCK or why == "stopped":
             break
     assert best is not None
-    cores = [c.astype(data.dtype) for c in _times(best.cores, data.scale)]
+    cores = cast_in_range(_times(best.cores, data.scale), data.dtype)
     found = TT._unchecked(tuple(jax.device_put(cores)))
     history = tuple(work.history)
     seconds = time.perf_counter() - start
