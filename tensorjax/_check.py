@@ -47,6 +47,9 @@ def inexact(name: str, x: Any, *, stays: bool = False) -> jax.Array | np.ndarray
     unless ``stays`` says that they keep their dtype.
     """
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
+    if type(array) is not np.ndarray and isinstance(array, np.ndarray):
+        unmasked(name, array)
+        array = np.asarray(array)  # of other subclasses, as np.matrix, operators differ
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
             f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "
@@ -62,6 +65,16 @@ def inexact(name: str, x: Any, *, stays: bool = False) -> jax.Array | np.ndarray
     if not stays:
         representable(name, array)
     return array
+
+
+def unmasked(name: str, x: Any) -> None:
+    """Raises TypeError for a NumPy array with masked entries, which would count as data."""
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise TypeError(
+            f"{name}: expected an array without masked entries, got {int(np.sum(x.mask))} of "
+            f"{x.size}; pass x.filled(0.0), or fit those that are known by tt.complete or "
+            "tucker.hooi(mask=)"
+        )
 
 
 def representable(name: str, x: Any, dtype: Any = None) -> None:
@@ -110,6 +123,7 @@ def matrices(name: str, x: Any, *, square: bool = False) -> None:
     """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced."""
     if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
         raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
+    unmasked(name, x)
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
         kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
         raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")

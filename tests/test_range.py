@@ -874,7 +874,7 @@ def test_data_beyond_single_precision_are_refused_where_they_become_that(rng, na
     with jax.enable_x64(False):
         for power in (rng.integers(40, 300), -rng.integers(40, 300)):
             with pytest.raises(
-                ValueError, match="expected numbers that float32 holds, got .*e[+-]"
+                ValueError, match=r"expected numbers that float32 holds, got .*e[+-]"
             ):
                 DATA[name](x * 10.0**power)
         x[0, 0] = 1e-60  # beside others that are in range: zero to within roundoff

@@ -190,6 +190,18 @@ def test_norms_that_no_core_of_a_completion_holds(rng, dtype: Any, most: int):
         assert np.abs(found / scale - values / scale).max() <= 0.05
 
 
+def test_samples_that_repeat_entries_do_not_hide_that_a_fit_is_overfitted(rng):
+    """The samples of noise held out had been fitted as well, and the status was "reached"."""
+    shape = (5, 4, 6)
+    where = np.stack(np.unravel_index(rng.permutation(120)[:60], shape), 1)
+    for held_out in (0.0, 0.2):
+        given = np.tile(where, (3, 1)), np.tile(rng.standard_normal(60), 3)
+        _, info = tt.complete(*given, shape, 6, tol=1e-3, held_out=held_out)
+        assert info.error <= 1e-3
+        assert info.status == "overfit"
+        assert not info.held_out_error < 0.7
+
+
 @pytest.mark.parametrize("method", ["als", pytest.param("riemannian", marks=pytest.mark.slow)])
 def test_statuses_and_advice_say_what_the_errors_say(method: Any):
     """Overfitted are samples fitted better than those held out; advice is of the method."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -182,6 +183,7 @@ class Plan:
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
+            _check.unmasked(f"operand {i}", x)
             _check.representable(f"operand {i}", x)
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
@@ -296,7 +298,11 @@ def plan(
 
 
 # `plan` knows of a dtype for shapes alone, which `einsum` has not: it would be ignored.
-_EINSUM_OPTIONS = tuple(sorted(set(plan.__kwdefaults__) - {"dtype"}))
+_EINSUM_OPTIONS = {
+    name
+    for name, p in inspect.signature(plan).parameters.items()
+    if p.kind is p.KEYWORD_ONLY and name != "dtype"
+}
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:

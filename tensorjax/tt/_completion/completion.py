@@ -128,8 +128,8 @@ def complete(
       tol: ends when the relative error on the samples fitted is at most this.
       stop: ends when three iterations in a row lower that error by less than this share of itself.
       max_iterations: sweeps there and back, or steps.
-      held_out: share of the samples that is never fitted, by which overfitting is seen and ranks
-        are chosen; 0 for none.
+      held_out: share of the entries sampled that is never fitted, by which overfitting is seen and
+        ranks are chosen; 0 for none. An entry sampled repeatedly is fitted or held out as a whole.
       ridge: weight of the mean square of all entries ("als" only).
       restarts: random starts, at most, while the held-out error of the best is more than a half:
         then the fit is stuck in a poor local minimum.
@@ -231,9 +231,7 @@ class _Data:
         self.dtype = given.dtype
         given = given.astype(np.result_type(linalg.factor_dtype(self.dtype), np.float64))
         self.rng = np.random.default_rng(_check.seed(key))
-        order = self.rng.permutation(len(given))
-        cut = int(held_out * len(given))
-        fit, rest = order[cut:], order[:cut]
+        fit, rest, self.distinct = _split(where, held_out, self.rng)
         if not len(fit):
             raise ValueError("values: expected at least one sample to fit, got none")
         # The squares of the values themselves may be out of range.
@@ -266,6 +264,28 @@ class _Data:
             c = self.rng.standard_normal((full[k], n, full[k + 1])) / full[k + 1] ** 0.5
             cores.append(c.astype(self.fitted.values.dtype))
         return cores
+
+
+def _split(
+    where: np.ndarray, held_out: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Draws the samples of a completion to fit and to hold out, repeated entries on one side.
+
+    Of an entry that is fitted as well, a held-out sample would not see overfitting.
+
+    Returns:
+      Places of the samples fitted, of those held out, and the number of distinct entries fitted.
+    """
+    # Equal for equal entries, and for others with a probability of 2^-64 or so.
+    weights = np.random.default_rng(0).integers(2**63, size=where.shape[1], dtype=np.uint64)
+    keys = (where.astype(np.uint64) * (2 * weights + 1)).sum(axis=1)
+    entries, group = np.unique(keys, return_inverse=True)
+    order = rng.permutation(len(entries))
+    cut = int(held_out * len(entries))
+    if len(entries) == len(where):
+        return order[cut:], order[:cut], len(order) - cut
+    out = np.isin(group, order[:cut])
+    return np.flatnonzero(~out), np.flatnonzero(out), len(order) - cut
 
 
 def _times(cores: Cores, factor: float, divide: bool = False) -> Cores:
@@ -335,7 +355,7 @@ class _Work:
 
     def is_reached(self, fit: _Fit) -> bool:
         """Whether a tensor completion meets its tolerance, by fitted and held-out samples."""
-        if np.isnan(fit.unseen) and _freedom(fit.cores) > len(self.data.fitted.values):
+        if np.isnan(fit.unseen) and _freedom(fit.cores) > self.data.distinct:
             return False  # whatever the samples are, some train of these ranks fits them
         return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
 
