@@ -68,7 +68,8 @@ def test_under_scan_and_in_single_precision():
     assert tt.distance(found, exact) < 1e-3 * tt.norm(exact)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(np.float16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
 def test_streams_in_half_precision(dtype: Any):
     """No LAPACK has it: factorisations are those of single precision."""
     one = tt.ones(SHAPE, dtype)
