@@ -119,11 +119,19 @@ def _remedy(dtype: Any) -> str:
 _ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call
 
 
-def matrices(name: str, x: Any, *, square: bool = False) -> None:
-    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced."""
+def matrices(name: str, x: Any, *, square: bool = False, half: bool = True) -> None:
+    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced.
+
+    Of half precision only where ``half`` says so.
+    """
     if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
         raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
     unmasked(name, x)
+    if not half and x.dtype.itemsize < 4:
+        raise TypeError(
+            f"{name}: expected single or double precision, got {x.dtype}, which LAPACK and XLA do "
+            "not factorise; cast it by .astype(np.float32)"
+        )
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
         kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
         raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")
@@ -354,6 +362,11 @@ def key(value: Any, name: str = "key") -> Any:
     legacy = dtype == np.uint32 and np.shape(value)[-1:] == (2,)  # of jax.random.PRNGKey
     if not typed and not legacy:
         raise TypeError(f"{name}: expected a jax.random.key(seed), got {short(value)}")
+    if np.shape(value) != (() if typed else (2,)):
+        raise ValueError(
+            f"{name}: expected one key, got a batch of shape {np.shape(value)}; "
+            "map the function over it with jax.vmap"
+        )
     return value
 
 

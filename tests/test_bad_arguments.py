@@ -95,6 +95,22 @@ def test_arguments_of_functions_without_cases_are_named():
                 function(*arguments)
 
 
+def test_batches_of_keys_and_matrices_in_half_precision_are_named():
+    keys = jax.random.split(jax.random.key(0), 3)
+    for call in (
+        lambda key: tt.random(key, (3, 4), 2), lambda key: tt.sample(key, tt.ones((2,))),
+        lambda key: mera.random(key, (2, 2), 2), lambda key: tt.stream(key, (3, 4), 2),
+    ):  # fmt: skip
+        for some in (keys, jax.random.split(jax.random.PRNGKey(0), 3)):
+            with pytest.raises(ValueError, match=r"key: expected one key, got a batch of shape"):
+                call(some)
+    for dtype in (np.float16, jnp.bfloat16):
+        for f in (linalg.svd, linalg.qr, linalg.eigh):
+            for a in (np.ones((2, 2), dtype), jnp.ones((2, 2), dtype)):
+                with pytest.raises(TypeError, match=r"a: expected single or double precision"):
+                    f(a)
+
+
 def test_masked_entries_do_not_count_as_data():
     x = np.ma.masked_array(np.ones((3, 4)), mask=np.eye(3, 4, dtype=bool))
     known = np.ma.masked_array(np.ones((3, 4)), mask=False)
