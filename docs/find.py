@@ -19,7 +19,9 @@ TASKS = {
     "compress my Flax model ten times": (
         "quickstart", "api/nn", "api/optim", f"{NOTEBOOKS}/tensorise_train_shrink",
     ),
-    "integrate over 2^40 points": ("quickstart", "api/tt_quantics", f"{NOTEBOOKS}/quantics"),
+    "integrate over 2^40 points": (
+        "how_to", "quickstart", "api/tt_quantics", f"{NOTEBOOKS}/quantics",
+    ),
     "a Fokker–Planck equation in six dimensions": (
         "quickstart", "methods/pde", f"{NOTEBOOKS}/fokker_planck",
     ),
@@ -28,7 +30,7 @@ TASKS = {
         "quickstart", "api/tt_solve", f"{NOTEBOOKS}/poisson_and_ground_states",
     ),
     "complete a tensor from samples": (
-        "api/tt_optimise", f"{NOTEBOOKS}/completion_and_sampling",
+        "how_to", "api/tt_optimise", f"{NOTEBOOKS}/completion_and_sampling",
         f"{NOTEBOOKS}/riemannian_optimisation",
     ),
     "dimension reduction of digits": ("api/sketch", f"{NOTEBOOKS}/random_projection"),
@@ -42,6 +44,19 @@ TASKS = {
         "methods/tp2d", "api/parallel", f"{NOTEBOOKS}/tensor_parallelism",
     ),
     "lowest energies of a Heisenberg chain": ("how_to",),
+    "ground state and three excited states of a spin chain": ("how_to",),
+    "fit a tensor train to scattered data": ("how_to", "api/tt_functions"),
+    "sample from a density of 20 variables": ("how_to", "api/tt_statistics"),
+    "compress a convolutional network": ("how_to", "api/nn"),
+    "train with optimiser state on disk": ("how_to", "api/offload"),
+    "solve a Poisson equation on 2^60 points": ("how_to", "quickstart"),
+    "price of an option under Heston": ("how_to", "api/pde", "api/pde_problems"),
+    "nearest neighbours after random projection": (
+        "api/sketch", f"{NOTEBOOKS}/random_projection",
+    ),
+    "resume a PDE run from a checkpoint": ("api/pde",),
+    "complete missing frames of a video": ("how_to", "api/tt_optimise"),
+    "compress an embedding table of words": ("api/nn", f"{NOTEBOOKS}/tensorised_embeddings"),
     "random projection of sparse data": ("how_to", "api/sketch"),
     "fill in missing pixels": ("how_to",),
     "convert a tensor train to MERA": ("how_to", "api/convert"),

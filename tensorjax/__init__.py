@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorjax import _extras
-from tensorjax._versions import show_versions
+from tensorjax._version_report import show_versions
 
 if TYPE_CHECKING:
     from tensorjax import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         tt,
         tucker,
     )
-    from tensorjax._kernels.report import kernel_choices
+    from tensorjax._kernels.printed_table import kernel_choices
 
 # `from tensorjax import *` works without any extra, and so leaves out the packages that need one.
 __all__ = [
@@ -59,7 +59,7 @@ if not TYPE_CHECKING:  # checkers see the imports above, and report names that a
 
     def __getattr__(name: str) -> Any:
         if name == "kernel_choices":  # what the table is of takes a second to load
-            return importlib.import_module("tensorjax._kernels.report").kernel_choices
+            return importlib.import_module("tensorjax._kernels.printed_table").kernel_choices
         if name in __all__ or name in _EXTRA:
             return importlib.import_module(f"tensorjax.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

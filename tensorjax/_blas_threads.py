@@ -15,10 +15,7 @@ _inside = [0, 1]  # how many are in `one_thread`, and the threads there were bef
 
 
 def controls(module: str) -> tuple[Any, Any] | None:
-    """Returns the functions that get and set OpenBLAS's thread count in an extension module.
-
-    None if it has none.
-    """
+    """Returns functions that get and set OpenBLAS's threads in an extension module, or None."""
     try:
         library = ctypes.CDLL(str(importlib.import_module(module).__file__))
     except (ImportError, OSError):

@@ -57,10 +57,7 @@ def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
 
 
 def differentiation(count: int) -> np.ndarray:
-    """Returns the differentiation matrix (n, n) at Chebyshev extrema of [−1, 1].
-
-    (n, n), on `extrema` of [−1, 1].
-    """
+    """Returns the differentiation matrix (n, n) at Chebyshev extrema of [−1, 1]."""
     t = np.pi * np.arange(count) / (count - 1)
     half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
     gap = 2 * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
@@ -72,10 +69,7 @@ def differentiation(count: int) -> np.ndarray:
 
 
 def clenshaw_curtis(count: int) -> np.ndarray:
-    """Returns Clenshaw–Curtis weights of the inner Chebyshev extrema, (n − 2,), as NumPy.
-
-    (n − 2,): those of both ends are left out.
-    """
+    """Returns Clenshaw–Curtis weights of the inner Chebyshev extrema, (n − 2,), as NumPy."""
     intervals = count - 1
     angles = np.pi * np.arange(1, intervals) / intervals
     k = np.arange(1, intervals // 2 + 1)
@@ -84,26 +78,18 @@ def clenshaw_curtis(count: int) -> np.ndarray:
 
 
 def polynomials(x: np.ndarray, count: int) -> np.ndarray:
-    """Evaluates the first ``count`` Chebyshev polynomials at NumPy points x in [−1, 1].
-
-    T_0, …, T_{n−1} along a new last axis.
-    """
+    """Evaluates Chebyshev polynomials T_0, … at NumPy points in [−1, 1], along a new last axis."""
     return np.cos(np.arccos(np.clip(x, -1, 1))[..., None] * np.arange(count))
 
 
 def series(count: int) -> np.ndarray:
-    """Returns the matrix that maps values at `roots` to coefficients of a Chebyshev series.
-
-    (n, n), for T_0, …, T_{n−1}.
-    """
+    """Returns the matrix (n, n) that maps values at `roots` to Chebyshev coefficients."""
     k = np.arange(count)
     return polynomials(roots(count), count).T * np.where(k == 0, 1, 2)[:, None] / count
 
 
 def derivative_series(count: int) -> np.ndarray:
-    """Returns the matrix that differentiates a Chebyshev series, on its coefficients.
-
-    (n − 1, n).
+    """Returns the matrix (n − 1, n) that differentiates a Chebyshev series, on its coefficients.
 
     T_k' = 2k (T_{k−1} + T_{k−3} + …), and T_0 counts half.
     """
@@ -114,18 +100,12 @@ def derivative_series(count: int) -> np.ndarray:
 
 
 def integrals(count: int) -> np.ndarray:
-    """Returns ∫ T_k over [−1, 1] of the plain Chebyshev polynomials T_0, …, as a NumPy array.
-
-    (n,), of T_0, …, T_{n−1}.
-    """
+    """Returns ∫ T_k over [−1, 1] of the Chebyshev polynomials T_0, …, T_{n−1}, as a NumPy array."""
     k = np.arange(count)
     return np.where(k % 2 == 0, 2.0, 0.0) / (1.0 - k * k + (k == 1))
 
 
 def gram(count: int) -> np.ndarray:
-    """Returns the Gram matrix of the first ``count`` Chebyshev polynomials, without weight.
-
-    (n, n): the integrals of T_j T_k over [−1, 1].
-    """
+    """Returns the Gram matrix (n, n), ∫ T_j T_k over [−1, 1], of the Chebyshev polynomials."""
     of, k = integrals(2 * count), np.arange(count)
     return (of[np.add.outer(k, k)] + of[np.abs(np.subtract.outer(k, k))]) / 2

@@ -245,10 +245,7 @@ def shape(name: str, value: Any, *, low: int = 1) -> tuple[int, ...]:
 
 
 def short(value: Any) -> str:
-    """Describes an argument for an error message: as Python writes it, or by its type if long.
-
-    Arrays are described by their type, dtype and shape.
-    """
+    """Describes an argument for an error message: as Python has it, or by type, dtype, shape."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"a {type(value).__name__} {value.dtype}{list(value.shape)}"
     text = repr(value)
@@ -428,10 +425,7 @@ def host_generator(key: Any, advice: str = "") -> np.random.Generator:
 
 
 def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
-    """Validates the arguments of `mode_product` of every format; returns mode, matrix and dtype.
-
-    The matrix has shape (m, n_k).
-    """
+    """Validates the arguments of `mode_product`; returns mode, matrix (m, n_k) and dtype."""
     k = integer("mode", mode, low=-len(shape), high=len(shape) - 1) % len(shape)
     w = inexact("matrix", matrix)
     if w.ndim != 2 or w.shape[1] != shape[k]:

@@ -113,10 +113,7 @@ def returned(host: Any, given: Any) -> jax.Array:
 
 
 def replicated(given: Any) -> Any:
-    """Returns the sharding, or device, that replicates new arrays on the devices of ``given``.
-
-    None if ``given`` is not committed.
-    """
+    """Returns the sharding or device that replicates arrays like committed ``given``, or None."""
     if not _is_committed(given):
         return None
     sharding = given.sharding
@@ -127,10 +124,7 @@ def replicated(given: Any) -> Any:
 
 
 def sharded(x: jax.Array, sharding: Any) -> jax.Array:
-    """Reshards a result by its argument ``out_sharding``, with explicit or automatic mesh axes.
-
-    None leaves it as it is.
-    """
+    """Reshards a result by its argument ``out_sharding``, if given; explicit or automatic axes."""
     if sharding is None:
         return x
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None

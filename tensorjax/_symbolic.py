@@ -25,10 +25,7 @@ def is_static(size: Any) -> bool:
 
 
 def like(x: Any) -> Any:
-    """Returns an array's shape and dtype with 1024 for symbolic sizes, to plan contractions.
-
-    An array without symbolic sizes is returned itself.
-    """
+    """Returns an array, or shape and dtype with 1024 for symbolic sizes, to plan contractions."""
     shape = getattr(x, "shape", ())
     if all(map(is_static, shape)):
         return x

@@ -57,8 +57,5 @@ class Optimizer(Protocol):
 
     @property
     def update(self) -> Callable[..., Any]:
-        """Type of the function ``update(gradients, state, params, **extra)`` of an optimiser.
-
-        It returns (updates, state).
-        """
+        """Type of an optimiser's function ``update(…)``, which returns (updates, state)."""
         ...

@@ -50,6 +50,14 @@ def functions(package: str) -> Iterator[Public]:
             yield Public(name, value, False)
 
 
+def classes(package: str) -> Iterator[type]:
+    """Yields the classes of tensorjax that a package makes public."""
+    for name in module(package).__all__:
+        value = getattr(module(package), name)
+        if inspect.isclass(value) and value.__module__.startswith("tensorjax"):
+            yield value
+
+
 def methods(package: str) -> Iterator[Public]:
     """Yields the public methods, constructors and properties of a package's public classes."""
     for name in module(package).__all__:

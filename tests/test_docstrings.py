@@ -36,8 +36,9 @@ def test_public_functions_name_arguments_results_errors_example_and_source(packa
 
 @packages
 def test_examples_run_as_they_stand(package):
-    """Every name in the example of a function is imported or assigned there."""
+    """Every name in the example of a function or class is imported or assigned there."""
     unknown = {f.name: strangers(f.function) for f in public_surface.functions(package)}
+    unknown |= {kind.__name__: strangers(kind) for kind in public_surface.classes(package)}
     found = [f"{name}: {names}" for name, names in unknown.items() if names]
     assert not found, "\n".join(found)
 
@@ -56,13 +57,10 @@ def test_public_methods_name_arguments_and_results(package):
 
 
 @packages
-def test_public_classes_name_their_fields(package):
-    module = public_surface.module(package)
-    kinds = [getattr(module, name) for name in module.__all__]
+def test_public_classes_have_an_example_and_name_their_fields(package):
     found = [
         f"{kind.__name__}: {fault}"
-        for kind in kinds
-        if inspect.isclass(kind) and kind.__module__.startswith("tensorjax")
+        for kind in public_surface.classes(package)
         for fault in class_faults(kind)
     ]
     assert not found, "\n".join(found)
@@ -122,6 +120,8 @@ def first_line_faults(text: str) -> Iterator[str]:
 
 def class_faults(kind: type) -> Iterator[str]:
     yield from first_line_faults(inspect.getdoc(kind) or "")
+    if ">>>" not in (kind.__doc__ or ""):  # one of its own: that of a base class shows the base
+        yield "no example"
     own = [k for k in kind.__mro__ if k.__module__.startswith("tensorjax")]
     sections = [parsed(vars(k).get("__doc__") or "") for k in own]
     known = set().union(*(entries(s.get(n, "")) for s in sections for n in ("Args", "Attributes")))
@@ -164,7 +164,7 @@ def is_written(function: Callable[..., Any]) -> bool:
 
 
 def strangers(function: Callable[..., Any]) -> list[str]:
-    """Returns the names in a function's example that it neither imports nor assigns."""
+    """Returns the names that an example uses and neither imports nor assigns."""
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(function) or "")
     nodes = list(ast.walk(ast.parse("".join(e.source for e in examples))))
     known = set(dir(builtins))
@@ -175,6 +175,8 @@ def strangers(function: Callable[..., Any]) -> list[str]:
             known.add(node.name)
         elif isinstance(node, ast.arg):
             known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             known.add(node.id)
     used = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]

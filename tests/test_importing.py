@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _versions, contract, tt
+from tensorjax import _extras, _native, _version_report, contract, tt
 from tensorjax.tt import _other_names
 from tests.public_surface import PACKAGES, module
 
@@ -178,7 +178,7 @@ def test_linalg_shows_factorisations_alone() -> None:
 
 
 def rows(title: str) -> dict[str, str]:
-    return dict(_versions.report()[title])
+    return dict(_version_report.report()[title])
 
 
 def test_the_report_tells_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,9 +211,9 @@ def test_kernels_that_are_turned_off_are_reported_so() -> None:
 
 def test_a_package_that_is_missing_is_reported_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        raise _versions.importlib.metadata.PackageNotFoundError(name)
+        raise _version_report.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(_versions.importlib.metadata, "version", version)
+    monkeypatch.setattr(_version_report.importlib.metadata, "version", version)
     assert rows("Optional packages")["flax"] == "not installed (extra nn)"
     assert rows("Packages")["tensorjax"] == f"{tensorjax.__version__} (not installed)"
 

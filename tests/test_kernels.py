@@ -19,7 +19,7 @@ from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucke
 from tensorjax._cores import dense_decompositions
 from tensorjax._kernels import conditions, entry_costs, first_calls
 from tensorjax._kernels.condition_type import Condition
-from tensorjax._kernels.report import markdown
+from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
@@ -99,7 +99,7 @@ def test_every_row_is_asked_and_nothing_else() -> None:
 
 # Modules that look at platforms or at what was built for another purpose than to choose a kernel.
 ELSEWHERE = {
-    "_versions.py": "a report",
+    "_version_report.py": "a report",
     "_placement.py": "where results are put",
     "_transfer.py": "where constants are made, which are the same",
     "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",

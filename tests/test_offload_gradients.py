@@ -14,7 +14,7 @@ from tensorjax import offload
 from tensorjax.offload import Engine
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.passes.gradient_transfers import Gradients
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.trace import Trace
 
 A, B = (offload.Layer(name=n, apply=lambda *_: None, uses=("tied", n)) for n in "ab")

@@ -15,15 +15,15 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._training.optimizer import parameter_labels
+from tensorjax.offload._training.optimizer import labelled_transformations
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import Group, begin, make_groups, specs
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.storage.storage import HostStorage, Reading, StoreStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates import updates as _updates
-from tensorjax.offload._training.updates.updates import Updater
+from tensorjax.offload._training.updates import updater as _updates
+from tensorjax.offload._training.updates.updater import Updater
 
 
 class SlowStorage(HostStorage):
@@ -373,4 +373,7 @@ def test_traces_are_listed_alike_where_they_print_alike() -> None:
     same = [str(a) == str(b) for a, b in pairs]
     assert any(same)
     assert not all(same)
-    assert [parameter_labels._listing(a) == parameter_labels._listing(b) for a, b in pairs] == same
+    assert [
+        labelled_transformations._listing(a) == labelled_transformations._listing(b)
+        for a, b in pairs
+    ] == same

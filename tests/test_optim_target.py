@@ -17,6 +17,7 @@ from tensorjax.optim._gate_decisions import plus
 from tensorjax.optim._layers.tensorised_layers import gated
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
+from tensorjax.optim._target import optimizer_moments as _optimizer_moments
 from tensorjax.optim._target import target_update as _target_update
 from tensorjax.optim._target.equal_kernels import Counters
 from tensorjax.optim._threshold_pruning import Gates
@@ -134,7 +135,7 @@ def test_a_change_of_basis_keeps_what_a_layer_does_and_moves_its_moments(rng) ->
         layout, leaves = gated(layer), jax.tree.leaves(layer)
         gradient = jax.grad(loss)(layer)
         state = optax.trace(0.9).init(layer)._replace(trace=gradient)
-        moving = _basis_change.moments_of(layout, leaves, state)
+        moving = _optimizer_moments.moments_of(layout, leaves, state)
         given = [jax.tree.leaves(state)[n] for n, *_ in moving]
         new, moments = turned(layout, leaves, moving, given, [jnp.array(False)])
         after = jax.tree.unflatten(jax.tree.structure(layer), [new[k] for k in range(len(leaves))])
@@ -210,11 +211,11 @@ def test_derivatives_by_the_cores_become_equally_large_for_steps_along_gradients
         lambda path, _: labels[path[0].key], layers))  # fmt: skip
     layout, leaves = gated(layers), jax.tree.leaves(layers)
     state = inner.init(layers)
-    balanced = _basis_change.by_gradient(layout, state)
+    balanced = _optimizer_moments.by_gradient(layout, state)
     assert [balanced[[layer.name for layer in layout.layers].index(name)] for name in "ab"] == [
         True, False,
     ]  # fmt: skip
-    moving = _basis_change.moments_of(layout, leaves, state)
+    moving = _optimizer_moments.moments_of(layout, leaves, state)
     gradients = jax.grad(lambda p: sum(jnp.sum(jnp.sin(full(x))) for x in p.values()))(layers)
     pulls = jax.tree.leaves(gradients)
     new, moments = turned(
@@ -249,7 +250,7 @@ def test_optimisers_whose_steps_grow_with_the_gradient_are_known(name: str, grow
     _, params = problem(0)
     with jax.numpy_dtype_promotion("standard"):
         state = jax.eval_shape(lambda p: INNER[name]().init(p), params)
-    assert _basis_change.by_gradient(gated(params), state) == [grows]
+    assert _optimizer_moments.by_gradient(gated(params), state) == [grows]
 
 
 @pytest.mark.parametrize(
@@ -489,7 +490,7 @@ def test_trains_of_all_shapes_change_their_bases_in_one_loop(rng) -> None:
         layout, leaves = gated(layers), jax.tree.leaves(layers)
         state = optax.adam(0.1).init(layers)
         state = (state[0]._replace(mu=layers, nu=jax.tree.map(jnp.square, layers)), state[1])
-        moving = _basis_change.moments_of(layout, leaves, state)
+        moving = _optimizer_moments.moments_of(layout, leaves, state)
         moments = [jax.tree.leaves(state)[n] for n, *_ in moving]
         new, moved = turned(layout, leaves, moving, moments, stays)
         found: dict[int, list[jax.Array]] = {k: [x] for k, x in new.items()}

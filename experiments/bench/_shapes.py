@@ -231,6 +231,30 @@ def jobs(
     yield from map(compressed, arrays)
 
 
+@dataclass
+class _Trains:
+    """Drawn trains of one order, mode size and dtype, and jobs on them beside NumPy and peers."""
+
+    rng: np.random.Generator
+    shape: tuple[int, ...]
+    rank: int
+    dtype: str
+    libraries: Sequence[Library]
+
+    def cores(self, rank: int) -> list[np.ndarray]:
+        """Draws the cores of a train of these modes and of a given rank."""
+        return _drawn.train(self.rng, self.shape, rank, self.dtype)
+
+    def job(
+        self, group: str, call: Call, plain: Call, note: str = "", peers: Any = None, **of: Any
+    ) -> Job:
+        """Makes a job of a call of ours and one of NumPy's, with the libraries that can do it."""
+        name = f"d={len(self.shape)} n={self.shape[0]} r={self.rank} {self.dtype}{note}"
+        ours = lambda: jax.block_until_ready(call())  # noqa: E731
+        ways = peer_ways(self.libraries, *peers) if peers else {}
+        return Job(group, name, ours, {"NumPy": plain}, warm=_WARM, peers=ways, **of)
+
+
 def _train_jobs(
     rng: np.random.Generator, largest: float, libraries: Sequence[Library]
 ) -> Iterator[Job]:
@@ -239,25 +263,33 @@ def _train_jobs(
     most = max(2, int((largest / 30 / order / mode) ** 0.5))
     rank = int(np.exp(rng.uniform(math.log(2), math.log(min(most, 200)))))
     dtype = str(rng.choice(["float32", "float64"]))
-    shape, tol = (mode,) * order, 10.0 ** rng.uniform(-3.5 if dtype == "float32" else -6, -1)
-    x, y = (_drawn.train(rng, shape, rank, dtype) for _ in range(2))
-    falling = [c * np.exp(-8 / rank * np.arange(c.shape[2])).astype(dtype) for c in x[:-1]] + x[-1:]
-    ours, other, decaying = (tt.TT([jnp.asarray(c) for c in t]) for t in (x, y, falling))
-    name = f"d={order} n={mode} r={rank} {dtype}"
+    drawn = _Trains(rng, (mode,) * order, rank, dtype, libraries)
+    tol = 10.0 ** rng.uniform(-3.5 if dtype == "float32" else -6, -1)
+    x, y = drawn.cores(rank), drawn.cores(rank)
+    yield _round_job(drawn, x, tol)
+    yield from _product_jobs(drawn, x, y)
+    indices = rng.integers(0, mode, (int(10 ** rng.uniform(1, 4)), order))
+    ours = _train(x)
+    yield drawn.job(
+        "evaluate",
+        lambda: tt.evaluate(ours, indices),
+        lambda: _plain.evaluate(x, indices),
+        f", {len(indices)} entries",
+        operands=ours,
+    )
+    yield from sketch_jobs(rng, dtype, largest)
 
-    def job(
-        group: str,
-        call: Callable[[], Any],
-        plain: Call,
-        note: str = "",
-        peers: Any = None,
-        **of: Any,
-    ) -> Job:
-        ours = lambda: jax.block_until_ready(call())  # noqa: E731
-        ways = peer_ways(libraries, *peers) if peers else {}
-        return Job(group, name + note, ours, {"NumPy": plain}, warm=_WARM, peers=ways, **of)
 
-    yield job(
+def _train(cores: Sequence[np.ndarray]) -> tt.TT:
+    return tt.TT([jnp.asarray(c) for c in cores])
+
+
+def _round_job(drawn: _Trains, x: list[np.ndarray], tol: float) -> Job:
+    """Makes a job of rounding a train whose bond indices fall in size, to a tolerance."""
+    weights = np.exp(-8 / drawn.rank * np.arange(drawn.rank))
+    falling = [c * weights[: c.shape[2]].astype(drawn.dtype) for c in x[:-1]] + x[-1:]
+    decaying = _train(falling)
+    return drawn.job(
         "round",
         lambda: tt.round(decaying, tol=tol),
         lambda: _plain.rounded(falling, tol),
@@ -266,10 +298,14 @@ def _train_jobs(
         operands=decaying,
         wrong=lambda result: _distance(getattr(result, "cores", result), falling) / tol,
     )
-    small = max(2, int(rank**0.5))
-    p, q = (_drawn.train(rng, shape, small, dtype) for _ in range(2))
-    left, right = (tt.TT([jnp.asarray(c) for c in t]) for t in (p, q))
-    yield job(
+
+
+def _product_jobs(drawn: _Trains, x: list[np.ndarray], y: list[np.ndarray]) -> Iterator[Job]:
+    """Yields jobs of products: of small trains entry by entry, inner, and by a TT-matrix."""
+    small = max(2, int(drawn.rank**0.5))
+    p, q = drawn.cores(small), drawn.cores(small)
+    left, right, ours, other = (_train(cores) for cores in (p, q, x, y))
+    yield drawn.job(
         "hadamard",
         lambda: tt.hadamard(left, right),
         lambda: _plain.hadamard(p, q),
@@ -277,7 +313,7 @@ def _train_jobs(
         ("hadamard", p, q),
         operands=(left, right),
     )
-    yield job(
+    yield drawn.job(
         "inner",
         lambda: tt.inner(ours, other),
         lambda: _plain.inner(x, y),
@@ -285,11 +321,11 @@ def _train_jobs(
         operands=(ours, other),
     )
     matrix = [
-        _drawn.normal(rng, (a.shape[0], mode, mode, a.shape[2]), dtype)
-        for a in _drawn.train(rng, shape, 2, dtype)
+        _drawn.normal(drawn.rng, (a.shape[0], a.shape[1], a.shape[1], a.shape[2]), drawn.dtype)
+        for a in drawn.cores(2)
     ]
     operator = tt.TTMatrix([jnp.asarray(c) for c in matrix])
-    yield job(
+    yield drawn.job(
         "matvec",
         lambda: tt.matvec(operator, left),
         lambda: _plain.matvec(matrix, p),
@@ -297,15 +333,6 @@ def _train_jobs(
         ("matvec", matrix, p),
         operands=(operator, left),
     )
-    indices = rng.integers(0, mode, (int(10 ** rng.uniform(1, 4)), order))
-    yield job(
-        "evaluate",
-        lambda: tt.evaluate(ours, indices),
-        lambda: _plain.evaluate(x, indices),
-        f", {len(indices)} entries",
-        operands=ours,
-    )
-    yield from sketch_jobs(rng, dtype, largest)
 
 
 def _distance(cores: Any, exact: Sequence[np.ndarray]) -> float:

@@ -176,10 +176,7 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def double_of_ours() -> Iterator[None]:
-    """Silences the warning that a dense array loses double precision, for the package's own data.
-
-    For decompositions of data that the library itself has made in double precision.
-    """
+    """Silences the warning that an array loses double precision, for the package's own data."""
     before = _OURS.set(True)
     try:
         yield

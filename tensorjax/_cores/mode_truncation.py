@@ -28,7 +28,7 @@ from tensorjax.linalg._arrays import adjoint, energy, identity_like, matmul, whe
 from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._powers_of_two import normalized
 from tensorjax.linalg._subspaces.choose import choose
-from tensorjax.linalg._subspaces.left_basis import left_basis
+from tensorjax.linalg._subspaces.truncated_basis import left_basis
 from tensorjax.linalg._svd_eigh import eigh
 
 

@@ -39,10 +39,7 @@ def triangles(cores: Cores) -> Cores:
 
 
 def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
-    """Right-orthogonalises a train of host cores, scaled by a power of two 2^−e; also returns e.
-
-    e is 0 if no scale is asked for.
-    """
+    """Right-orthogonalises a train of host cores, scaled by 2^−e; returns e too, 0 if unscaled."""
     out, exponent = list(x), 0
     for k in range(len(x) - 1, -1, -1):
         size = np.abs(out[k]).max() if scale else 0

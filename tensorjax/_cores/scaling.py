@@ -40,6 +40,14 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     return [scaled(c, share) for (c, _), share in zip(small, shares, strict=True)]
 
 
+def evenly(exponent: int, count: int) -> list[int]:
+    """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
+    # The remainder of one core alone might be out of range in trains of more cores than the dtype
+    # has powers of two.
+    share, rest = divmod(exponent, count)
+    return [share + (k < rest) for k in range(count)]
+
+
 def cast_in_range(cores: Sequence[Any], dtype: Any, **copy: bool) -> Cores:
     """Casts the cores of a train to its dtype, in which float16 may not hold the one of the norm.
 
@@ -61,14 +69,6 @@ def cast_in_range(cores: Sequence[Any], dtype: Any, **copy: bool) -> Cores:
     fits = ((least < sizes) & (sizes <= most)).all() | (sizes == zero).any()
     moves = settled(jnp.where(fits, 0, shares - sizes))
     return [scaled(c, moves[k]).astype(dtype) for k, c in enumerate(cores)]
-
-
-def evenly(exponent: int, count: int) -> list[int]:
-    """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
-    # The remainder of one core alone might be out of range in trains of more cores than the dtype
-    # has powers of two.
-    share, rest = divmod(exponent, count)
-    return [share + (k < rest) for k in range(count)]
 
 
 def computed_once(exponent: Any) -> jax.Array:

@@ -18,8 +18,14 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
+from tensorjax._formats.arithmetic_operators import (
+    Namespace,
+    Summable,
+    floating,
+    not_exact,
+    whole_power,
+)
 from tensorjax._formats.array_protocol import is_scalar
-from tensorjax._formats.operators import Namespace, Summable, floating, not_exact, whole_power
 from tensorjax._formats.representation import shown
 from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
@@ -189,8 +195,9 @@ class TT(_Train):
     ``@`` treats a train as the vector of its entries, as ``TTMatrix @ TT`` does.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> t = TT([jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))])
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> t = tt.TT([jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))])
       >>> t
       TT(shape=(4, 5), ranks=(1, 2, 1), dtype=float32)
       >>> (t + t).ranks, t[:, 1:4].shape, float(t[0, 0])
@@ -250,7 +257,8 @@ class TTMatrix(_Train):
 
     Example:
       >>> import jax.numpy as jnp
-      >>> a = TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
+      >>> from tensorjax import tt
+      >>> a = tt.TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
       >>> a
       TTMatrix(row_shape=(2, 4), col_shape=(3, 5), ranks=(1, 2, 1), dtype=float32)
       >>> a.shape, (a @ jnp.ones((15, 7))).shape, (jnp.ones((9, 8)) @ a).shape

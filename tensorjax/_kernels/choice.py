@@ -13,8 +13,6 @@ from tensorjax._native.cpu_primitive import on_cpu
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
     """Chooses the kernel for a call: the table's first candidate whose conditions hold.
 
-    That is, all of whose conditions hold.
-
     Args:
       operation: a row of the table.
       arrays: those that the conditions look at.
@@ -31,7 +29,7 @@ def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: 
 
 
 def is_cpp_default() -> bool:
-    """Whether C++ kernels are the default choice: JAX has one device, a CPU; for reports."""
+    """Whether C++ kernels are the default choice here: JAX has one device, which is a CPU."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 

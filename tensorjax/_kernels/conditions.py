@@ -16,7 +16,7 @@ from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._check import is_traced
 from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
 from tensorjax._kernels.entry_costs import ROWS_PER_INDEX, faster_one_by_one
-from tensorjax._native import argument_checks
+from tensorjax._native import accepted_arrays
 
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
@@ -142,7 +142,7 @@ def real_dtype(arrays: Arrays, facts: Facts) -> bool:
 
 @condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
-    return arrays[0].dtype in argument_checks.GRAM_DTYPES
+    return arrays[0].dtype in accepted_arrays.GRAM_DTYPES
 
 
 @condition("all float64", "C++ is written for this type")
@@ -228,7 +228,7 @@ def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
 )
 def short_matrix(arrays: Arrays, facts: Facts) -> bool:
     a, right = arrays[0], facts.get("right", False)
-    if a.ndim != 2 or a.dtype not in argument_checks.GRAM_DTYPES or a.size < LEAST_GRAM:
+    if a.ndim != 2 or a.dtype not in accepted_arrays.GRAM_DTYPES or a.size < LEAST_GRAM:
         return False
     rows, columns = a.shape[::-1] if right else a.shape
     if a.dtype == np.float64:

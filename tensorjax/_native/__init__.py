@@ -14,14 +14,20 @@ environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks 
 than that.
 """
 
-from tensorjax._native.evaluation import entries
+from tensorjax._native.entries_kernel import entries
+from tensorjax._native.inner_and_hadamard import (
+    exact_product,
+    inner,
+    multiply,
+    overlap,
+    product_shapes,
+)
 from tensorjax._native.loading import kernels, status
 from tensorjax._native.lookups import look_up, look_up_gradient
 from tensorjax._native.matrices import gram, pivoted_cholesky, project
-from tensorjax._native.products import exact_product, inner, multiply, overlap, product_shapes
-from tensorjax._native.rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.sketches import sketch
 from tensorjax._native.sums import add, sum_shapes
+from tensorjax._native.tt_rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.tt_svd_small import tt_svd
 
 __all__ = [

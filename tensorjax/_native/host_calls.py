@@ -50,10 +50,7 @@ def call(name: str, *arguments: int | float | np.ndarray) -> int:
 
 @functools.cache
 def _function(name: str, kinds: tuple[type, ...]) -> Any:
-    """Returns a C++ function of the loaded library, to be called on NumPy arrays by ctypes.
-
-    Arrays are passed by their addresses.
-    """
+    """Returns a C++ function of the loaded library, to be called on NumPy arrays by ctypes."""
     one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
     function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
     return function((name, loaded()[0]))

@@ -20,8 +20,6 @@ _X86_MACHINES = ("x86_64", "AMD64")
 def known(machine: str | None = None) -> tuple[str, ...]:
     """Returns all instruction-set levels of a CPU architecture, such as x86-64-v3, best first.
 
-    Whether this CPU has them or not.
-
     Args:
       machine: as `platform.machine` names it; this one by default.
     """
@@ -38,10 +36,7 @@ def lacks(name: str) -> tuple[str, ...]:
 
 
 def level() -> str:
-    """Returns this CPU's best instruction-set level, such as x86-64-v3, or its architecture.
-
-    Such as x86-64-v4 (AVX-512) or x86-64-v3 (AVX2).
-    """
+    """Returns this CPU's best instruction-set level, such as x86-64-v3, or its architecture."""
     return next(name for name in known() if not lacks(name))
 
 

@@ -78,10 +78,7 @@ def _first_loaded() -> tuple[Any, Kernels]:
 
 
 def _load(asked: str) -> tuple[Any, Kernels]:
-    """Loads the C++ library of the best level that works, from ``asked`` downwards.
-
-    ``asked`` is the value of TENSORJAX_NATIVE.
-    """
+    """Loads the C++ library of the best level that works, from ``asked`` (TENSORJAX_NATIVE) on."""
     names = _level.known()
     if asked == "0":
         return None, Kernels("", dict.fromkeys(names, _OFF), _OFF)

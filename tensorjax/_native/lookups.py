@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax._native.argument_checks import check_train
+from tensorjax._native.accepted_arrays import check_train
 
 
 def look_up(
@@ -32,10 +32,7 @@ def look_up(
 def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Computes the gradients of an embedding lookup by a C++ kernel, from rows' cotangents.
-
-    The cotangents have shape (n, features).
-    """
+    """Computes gradients of an embedding lookup by a C++ kernel, from cotangents (n, features)."""
     _check_lookup(cores, gates, ids)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
     call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")

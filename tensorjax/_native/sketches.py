@@ -2,7 +2,7 @@
 
 import jax
 
-from tensorjax._native.argument_checks import check_arrays
+from tensorjax._native.accepted_arrays import check_arrays
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from tensorjax._native.argument_checks import GRAM_DTYPES
+from tensorjax._native.accepted_arrays import GRAM_DTYPES
 from tensorjax._native.host_calls import call
 
 

@@ -249,10 +249,7 @@ class Walk:
         self._run_back(outside, {})
 
     def _recompute(self, nodes: list[int], cuts: Slices) -> None:
-        """Counts the cost of recomputing a contraction's intermediates in the backward pass.
-
-        All but the last product are computed again.
-        """
+        """Counts the cost of all of a contraction's products but the last, made again backwards."""
         self._run(nodes[:-1], cuts, keep=True)
         step = self.steps[nodes[-1]]
         for child, sibling in ((step.left, step.right), (step.right, step.left)):

@@ -139,10 +139,7 @@ def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]
 def all_subsets(
     graph: Graph, masks: Sequence[int], needed: int, bound: int
 ) -> dict[int, _Best] | None:
-    """Finds the optimal contraction tree of a few tensors; None if it costs ``bound`` or more.
-
-    Outer products are allowed.
-    """
+    """Finds the optimal contraction tree, with outer products; None if it costs ``bound``."""
     groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
     for label in bits(functools.reduce(operator.or_, masks)):
         members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)

@@ -49,10 +49,7 @@ class Network:
         return tuple(self.sizes[label] for label in self.output)
 
     def squeezed(self, operand: int) -> str:
-        """Returns the labels of an einsum's operand, without axes of size 1.
-
-        Repeated labels are kept.
-        """
+        """Returns the labels of an einsum's operand, repeated ones too, without axes of size 1."""
         pairs = zip(self.terms[operand], self.shapes[operand], strict=True)
         return "".join(label for label, size in pairs if size != 1)
 

@@ -16,10 +16,10 @@ from tensorjax import _check, _other_options, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
 from tensorjax.contract import (
-    _argument_checks,
     _costs,
     _execute,
     _execute_on_host,
+    _operand_checks,
     _pairwise_products,
     _paths,
 )
@@ -173,7 +173,7 @@ class Plan:
                 "pass one array per operand"
             )
         for i, (x, shape) in enumerate(zip(arrays, self.shapes, strict=True)):
-            if not _argument_checks.is_array(x):
+            if not _operand_checks.is_array(x):
                 raise TypeError(
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
@@ -276,7 +276,7 @@ def plan(
     """
     if not isinstance(expr, str):
         expr, operands = syntax.interleaved((expr, *operands))
-    described = tuple(_argument_checks.describe(i, x, dtype) for i, x in enumerate(operands))
+    described = tuple(_operand_checks.describe(i, x, dtype) for i, x in enumerate(operands))
     network = syntax.parse(expr, tuple(shape for shape, _, _ in described))
     # The promotion is meant, so it has to pass under JAX's strict promotion as well.
     with jax.numpy_dtype_promotion("standard"):
@@ -286,13 +286,13 @@ def plan(
         network.shapes,
         tuple(kind for _, kind, _ in described),
         common,
-        _argument_checks.check_strategy(optimize),
-        _argument_checks.check_seconds(seconds),
-        _argument_checks.check_minimize(minimize),
-        _argument_checks.check_limit(memory_limit, limit_grad),
+        _operand_checks.check_strategy(optimize),
+        _operand_checks.check_seconds(seconds),
+        _operand_checks.check_minimize(minimize),
+        _operand_checks.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
-        _argument_checks.check_precision(precision),
-        _argument_checks.check_preferred(preferred_element_type, common),
+        _operand_checks.check_precision(precision),
+        _operand_checks.check_preferred(preferred_element_type, common),
         bool(merge_axes),
     )
 
@@ -350,7 +350,7 @@ def _plan(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[np.dtype, ...],
     common: np.dtype,
-    strategy: _argument_checks.Strategy,
+    strategy: _operand_checks.Strategy,
     seconds: float | None,
     minimize: str,
     memory_limit: int | None,

@@ -61,10 +61,7 @@ class _Search:
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
 
     def measure(self, slices: Slices) -> tuple[int, int]:
-        """Returns the bytes by which a sliced contraction exceeds the limit, and its operations.
-
-        The excess is summed over the program.
-        """
+        """Returns the summed bytes of a sliced contraction beyond its limit, and its operations."""
         key = tuple(sorted(slices.items()))
         if key not in self._known:
             if self.gradient:

@@ -133,7 +133,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Estimates a two-site tensor's energy beyond rank k, to judge closed-form disentanglers."""
+    """Estimates a two-site tensor's energy beyond rank k, to choose a disentangler."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))

@@ -248,10 +248,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores of a tensor train from tensornetwork nodes that form an open chain.
-
-    With axes (left, modes…, right).
-    """
+    """Returns the cores (left, modes…, right) of a train from nodes that form an open chain."""
     sides = [_sides(nodes, k, around) for k in range(len(nodes))]
     outer = _outer_bonds(nodes, [modes for _, modes, _ in sides])
     cores: list[Any] = []

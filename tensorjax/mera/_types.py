@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._formats.arithmetic_operators import Namespace, Scalable, floating
 from tensorjax._formats.array_protocol import NoArray
-from tensorjax._formats.operators import Namespace, Scalable, floating
 from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
 from tensorjax._placement import placed

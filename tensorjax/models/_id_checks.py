@@ -14,8 +14,6 @@ def check_ids(
 ) -> jax.Array:
     """Converts a model's integer ids to an array; ValueError for wrong axes or ids out of range.
 
-    They have ``ndim`` axes and lie in [0, count).
-
     Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
 
     Args:

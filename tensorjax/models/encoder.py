@@ -145,10 +145,7 @@ def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Returns the encoder's sinusoidal position embeddings (length, features).
-
-    With the standard deviation of the other embeddings.
-    """
+    """Returns sinusoidal position embeddings (length, features), as spread as the others."""
     length, features = shape
     rates = 1e4 ** (-np.arange(0, features, 2) / features)
     angles = np.arange(length)[:, None] * rates[None]

@@ -52,10 +52,10 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
     from tensorjax.nn._embeddings.padded import PaddedEmbed
-    from tensorjax.nn._linear import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
-    from tensorjax.nn._linear_general import TensorLinearGeneral
+    from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
+    from tensorjax.nn._linear_over_axes import TensorLinearGeneral
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
     from tensorjax.nn._models.detensorize import detensorize

@@ -39,6 +39,15 @@ class Candidate:
       kind: "halves", "chain", "path" or "dense", as for `LayerPlan`.
       contraction: its plan.
       cost: of forward + backward by the model, in operations.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> candidates = nn.TTLinear(64, 96, rank=4, rngs=nnx.Rngs(0)).plan(32).candidates
+      >>> candidates[0].cost == min(c.cost for c in candidates)
+      True
+      >>> sorted(c.kind for c in candidates)
+      ['chain', 'dense', 'halves', 'path']
     """
 
     kind: str

@@ -57,6 +57,13 @@ class TensorLinear(nnx.Module):
     Raises:
       TypeError: a dtype that does not fit.
       ValueError: sizes, factors, ranks or options that do not fit, by name.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> model = nnx.Sequential(nn.TTLinear(64, 96, rank=4, rngs=nnx.Rngs(0)), nnx.relu)
+      >>> [type(m).__name__ for _, m in nnx.iter_graph(model) if isinstance(m, nn.TensorLinear)]
+      ['TTLinear']
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,62 +13,39 @@ from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
-from tensorjax.nn._linear import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, mark_linear, settle
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 
 
+class _Options(TypedDict, total=False):
+    """Keyword arguments of `from_linear` beside the format, for type checkers."""
+
+    tol: float | None
+    rank: int | Sequence[int] | None
+    in_shape: Sequence[int] | None
+    out_shape: Sequence[int] | None
+    order: int | None
+    gates: Gates
+    memory_limit: int | None
+    max_bytes: int
+
+
 @overload
 def from_linear(
-    layer: nnx.Linear,
-    *,
-    tol: float | None = None,
-    rank: int | Sequence[int] | None = None,
-    format: Literal["tt"] = "tt",
-    in_shape: Sequence[int] | None = None,
-    out_shape: Sequence[int] | None = None,
-    order: int | None = None,
-    gates: Gates = "singular values",
-    memory_limit: int | None = None,
-    max_bytes: int = MAX_BYTES,
+    layer: nnx.Linear, *, format: Literal["tt"] = "tt", **options: Unpack[_Options]
 ) -> tuple[TTLinear, Certificate]: ...
-
-
 @overload
 def from_linear(
-    layer: nnx.Linear,
-    *,
-    tol: float | None = None,
-    rank: int | Sequence[int] | None = None,
-    format: Literal["tt-matrix"],
-    in_shape: Sequence[int] | None = None,
-    out_shape: Sequence[int] | None = None,
-    order: int | None = None,
-    gates: Gates = "singular values",
-    memory_limit: int | None = None,
-    max_bytes: int = MAX_BYTES,
+    layer: nnx.Linear, *, format: Literal["tt-matrix"], **options: Unpack[_Options]
 ) -> tuple[TTMatrixLinear, Certificate]: ...
-
-
 @overload
 def from_linear(
-    layer: nnx.Linear,
-    *,
-    tol: float | None = None,
-    rank: int | Sequence[int] | None = None,
-    format: Literal["tucker"],
-    in_shape: Sequence[int] | None = None,
-    out_shape: Sequence[int] | None = None,
-    order: int | None = None,
-    gates: Gates = "singular values",
-    memory_limit: int | None = None,
-    max_bytes: int = MAX_BYTES,
+    layer: nnx.Linear, *, format: Literal["tucker"], **options: Unpack[_Options]
 ) -> tuple[TuckerLinear, Certificate]: ...
-
-
 def from_linear(
     layer: nnx.Linear,
     *,

@@ -17,9 +17,9 @@ from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerE
 from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
-from tensorjax.nn._linear import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
+from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,17 @@ _LOG = logging.getLogger("tensorjax.offload")
 
 
 class StoreWarning(UserWarning):
-    """Warning that a tensor store works, but slower or less safely than it could."""
+    """Warning that a tensor store works, but slower or less safely than it could.
+
+    Example:
+        >>> import tempfile, warnings
+        >>> from tensorjax import offload
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", offload.StoreWarning)
+        ...     offload.TensorStore(tempfile.mkdtemp(), capacity=8192, backend="buffered").close()
+        >>> [str(w.message) for w in caught if w.category is offload.StoreWarning]
+        ['the page cache is used: speeds are not those of the disk']
+    """
 
 
 class Notices(list[str]):

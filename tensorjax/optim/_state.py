@@ -38,6 +38,14 @@ class RankAdaptiveState(NamedTuple):
       tick: number of the last cut or change of basis on the way there.
       met: whether the target is met.
       inner: state of the optimiser inside.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> state = optim.rank_adaptive(optax.adam(1e-2), size=18, by=4).init(params)
+      >>> int(state.count), float(state.full), int(state.by), bool(state.met)
+      (0, 27.0, 4, False)
     """
 
     count: Any

@@ -98,7 +98,7 @@ class Step:
         return on_loss, jnp.where(fits, 0.0, on_size)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Computes the gradient of the weighted, smoothed model size with respect to the gates."""
+        """Computes, for one update, the gradient of the weighted, smoothed size in the gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * self.polynomial.slopes(norms)
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))

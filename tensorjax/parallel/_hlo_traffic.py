@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from jax.stages import Compiled
 
-__all__ = ["Traffic", "traffic"]
-
 _KINDS = (
     "all-gather",
     "all-reduce",

@@ -21,8 +21,6 @@ from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel import _tt_linear
 from tensorjax.parallel._sharding_rules import Placing
 
-__all__ = ["Layout"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout(Placing):
@@ -252,10 +250,7 @@ class Layout(Placing):
         return x if self.length else collectives.block(x, self.wide, 1)
 
     def _shared(self, y: jax.Array) -> jax.Array:
-        """Reshards activations from parts of the sequence back to the layout's own sharding.
-
-        It is the inverse of `_own`.
-        """
+        """Reshards activations from parts of the sequence to the layout's: inverse of `_own`."""
         if self.features:
             return collectives.exchange(y, self.features, -1, 1)
         return y if self.length else collectives.gather(y, self.wide, 1, same=True)
@@ -285,9 +280,7 @@ class Layout(Placing):
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums the cross-entropy of logits sharded over the vocabulary, over all devices.
-
-        In float32 at least.
+        """Sums, in float32 at least, the cross-entropy of logits sharded over the vocabulary.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -360,7 +353,7 @@ class Layout(Placing):
             )
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers a weight over the mesh axes that shard it in storage, cast to ``dtype``.
+        """Gathers a layout's weight over mesh axes that shard it in storage, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.

@@ -8,11 +8,11 @@ from typing import Any, get_args
 from jax.sharding import AbstractMesh, AxisType
 
 from tensorjax import _check
-from tensorjax.parallel import _step_costs
+from tensorjax.parallel import _gpt2_cost_formulas
 from tensorjax.parallel._alpha_beta_model import Machine, seconds_to_send
+from tensorjax.parallel._gpt2_cost_formulas import Remat
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._named_layouts import NAMES, layout
-from tensorjax.parallel._step_costs import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,15 @@ class Candidate:
       compute: seconds for products.
       communication: seconds for sending, nothing of it hidden behind products.
       refusal: why the layout cannot be used; all costs are then zero.
+
+    Example:
+      >>> import types
+      >>> from tensorjax import parallel
+      >>> xl = types.SimpleNamespace(
+      ...     layers=48, features=1600, heads=25, vocabulary=50257, length=1024)
+      >>> best = parallel.plan(xl, 4, 32, layouts=["fsdp+tp"]).best
+      >>> best.mesh, best.seconds == best.compute + best.communication, best.refusal
+      ((4, 1), True, '')
     """
 
     name: str
@@ -243,7 +252,7 @@ def plan(
         for shape in own:
             try:
                 made = _layout(name, shape)
-                sizes = _step_costs.Sizes.of(made, config, batch, words)
+                sizes = _gpt2_cost_formulas.Sizes.of(made, config, batch, words)
             except ValueError as error:
                 found.append(Candidate(name=name, mesh=shape, refusal=str(error)))
                 continue
@@ -263,17 +272,17 @@ class _Step:
     machine: Machine
 
     def candidate(
-        self, made: Layout, sizes: _step_costs.Sizes, shape: tuple[int, ...]
+        self, made: Layout, sizes: _gpt2_cost_formulas.Sizes, shape: tuple[int, ...]
     ) -> Candidate:
         wire: dict[str, float] = {}
         hops = 0
-        for part in _step_costs.collectives(made, sizes, self.positions, self.remat):
+        for part in _gpt2_cost_formulas.collectives(made, sizes, self.positions, self.remat):
             width = max(self.itemsize, 4) if part.single else self.itemsize
             wire[part.name] = wire.get(part.name, 0.0) + width * part.sent
             hops += part.hops
         numbers = sizes.parameters(self.positions) / (sizes.wide * sizes.stored)
         parameters = self.param_itemsize * numbers
-        kept, worked = _step_costs.temporary(made, sizes, self.remat, self.itemsize)
+        kept, worked = _gpt2_cost_formulas.temporary(made, sizes, self.remat, self.itemsize)
         return Candidate(
             name=made.name if made.mesh is not None else "single",
             mesh=shape,
@@ -283,7 +292,7 @@ class _Step:
             activations=self.itemsize * kept,
             wire={name: sent for name, sent in wire.items() if sent},
             messages=hops,
-            compute=_step_costs.flops(sizes, self.remat) / self.machine.flops,
+            compute=_gpt2_cost_formulas.flops(sizes, self.remat) / self.machine.flops,
             communication=seconds_to_send(self.machine, sum(wire.values()), hops),
         )
 

@@ -10,8 +10,6 @@ from jax.sharding import AxisType, Mesh
 
 from tensorjax import _check
 
-__all__ = ["mesh"]
-
 
 def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """Creates a device mesh with axes "r" (rows) and "c" (columns), and "d" if ``depth`` exceeds 1.

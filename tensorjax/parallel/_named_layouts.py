@@ -8,8 +8,6 @@ from jax.sharding import Mesh
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._sharding_rules import Rule
 
-__all__ = ["NAMES", "FsdpTp", "Megatron", "Single", "Summa", "layout"]
-
 NAMES = ("single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa", "2.5d")
 
 

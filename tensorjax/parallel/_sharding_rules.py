@@ -12,8 +12,6 @@ from tensorjax._typing import PyTree
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
 
-__all__ = ["Placing", "Rule"]
-
 Rule = str | tuple[str, ...] | None
 
 _WIDE = ("mlp", "heads", "vocab")

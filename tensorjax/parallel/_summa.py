@@ -10,8 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tensorjax import _check
 from tensorjax.parallel import _collectives as collectives
 
-__all__ = ["summa"]
-
 
 def summa(
     x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False

@@ -10,8 +10,6 @@ from tensorjax import contract
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
 
-__all__ = ["product", "splits"]
-
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
     """Whether a TT layer's leading modes split into equal blocks, to be sharded over devices.
@@ -86,10 +84,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """Returns this device's block of a TT-core, cut along its mode.
-
-    The mode is cut in each of ``parts`` leading parts.
-    """
+    """Returns this device's block of a TT-core, cut along its mode in each of ``parts`` parts."""
     left, _, right = core.shape
     folded = core.reshape(left, parts, -1, right)
     return collectives.block(folded, axes, 2).reshape(left, -1, right)

@@ -37,10 +37,15 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
-from tensorjax.pde._long_times.expectations import Expectation, Survival, expectation, survival
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
+from tensorjax.pde._long_times.survival_and_expectations import (
+    Expectation,
+    Survival,
+    expectation,
+    survival,
+)
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
 from tensorjax.pde._observables.densities import evaluate, mass, moments

@@ -56,6 +56,17 @@ class Flown(NamedTuple):
       solution: as of `pde.integrate`, of the density w; "cost" and "cost_without" are those of
         `field_motion`, and "rates" the c_m of every step.
       flow: the map, at all times.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([0.3, 0.4]))
+      >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
+      >>> box = pde.Box.fourier(2, 32, 5.0)
+      >>> problem = pde.FokkerPlanck(drift, None, start, box)
+      >>> bent = pde.flows.integrate(problem, pde.Fields(2, 5.0), t1=0.02, dt=0.02, tol=1e-3)
+      >>> bent.solution.result.value, bent.values(box, np.zeros((1, 2))).shape
+      ('successful', (1,))
     """
 
     solution: Solution
@@ -226,7 +237,7 @@ class _Walk:
         return state._replace(memory={**(state.memory or {}), **flow})
 
     def _restore(self, start: State) -> None:
-        """Restores state and flow map of an earlier integration from a saved state."""
+        """Restores state and flow map of an integration in vector-field coordinates."""
         memory = getattr(start, "memory", None) or {}
         count = sum(k.startswith("flow, ") for k in memory)
         pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))

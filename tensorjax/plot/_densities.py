@@ -71,9 +71,7 @@ def coordinates(
     lines: int = 13,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws lines on which moving coordinates are constant, in a plane of physical coordinates.
-
-    Lines of y = Γ x + s.
+    """Draws lines of constant moving coordinates y = Γ x + s, in a plane of physical coordinates.
 
     The plane lies through the image of the box's centre; lines of two of the y are drawn, and the
     others keep their value there.

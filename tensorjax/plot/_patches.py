@@ -71,10 +71,7 @@ def patches(
 
 
 def _rectangle(p: PatchedTT, grid: QuanticsGrid, patch: int, rank: int) -> Rectangle:
-    """Builds the rectangle that a patch covers, for drawing a function on a quantics grid.
-
-    From its first point to one spacing behind its last one.
-    """
+    """Builds the rectangle of a patch, from its first point to one spacing behind its last."""
     lead = p.prefixes[patch]
     rest = p.shape[len(lead) :]
     corners = ([*lead, *([0] * len(rest))], [*lead, *(n - 1 for n in rest)])

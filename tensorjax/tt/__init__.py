@@ -99,8 +99,8 @@ from tensorjax.tt._manifold.tangent_space import (
     transport,
 )
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
+from tensorjax.tt._quadrature.integral_info import IntegrateInfo
 from tensorjax.tt._quadrature.integrate import integrate
-from tensorjax.tt._quadrature.report import IntegrateInfo
 from tensorjax.tt._random import random, random_matrix
 from tensorjax.tt._rank_padding import effective_ranks, pad, trim
 from tensorjax.tt._rounding.orthogonalize import orthogonalize

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from tensorjax import _native
 from tensorjax._cores.products import added, hadamard_core
-from tensorjax._formats.operators import multiplied
+from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE

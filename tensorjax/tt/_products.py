@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
-from tensorjax._formats.operators import in_range, is_scalar
+from tensorjax._formats.arithmetic_operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key
@@ -97,8 +97,6 @@ def matvec(
     oversample: int | None = None,
 ) -> TT:
     """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
-
-    TT-ranks multiply, or are brought down at once.
 
     Args:
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.

@@ -23,16 +23,16 @@ Example:
 """
 
 from tensorjax import _extras
-from tensorjax.tucker._algebra import add, imag, pad, real, scale
 from tensorjax.tucker._constructors import ones_like, random
 from tensorjax.tucker._decompositions.fits import FitInfo
 from tensorjax.tucker._decompositions.hooi import hooi
 from tensorjax.tucker._decompositions.hosvd import from_dense
 from tensorjax.tucker._decompositions.nonnegative import nonnegative
+from tensorjax.tucker._hadamard_and_mode_products import hadamard, mode_product
 from tensorjax.tucker._indexing import item as item
 from tensorjax.tucker._norms_and_entries import distance, evaluate, inner, norm
-from tensorjax.tucker._products import hadamard, mode_product
 from tensorjax.tucker._rounding import orthogonalize, round
+from tensorjax.tucker._sums_and_padding import add, imag, pad, real, scale
 from tensorjax.tucker._to_dense import to_dense
 from tensorjax.tucker._to_tt import to_tt
 from tensorjax.tucker._types import Tucker

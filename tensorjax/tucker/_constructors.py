@@ -13,7 +13,7 @@ from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
-from tensorjax.tucker._argument_checks import kind
+from tensorjax.tucker._tucker_checks import kind
 from tensorjax.tucker._types import Tucker
 
 

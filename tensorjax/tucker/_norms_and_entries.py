@@ -23,8 +23,6 @@ from tensorjax._placement import placed, returned
 from tensorjax._symbolic import is_static
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.tucker._algebra import aligned
-from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import (
     finite_on_host,
     first_on_host,
@@ -33,6 +31,8 @@ from tensorjax.tucker._core_and_factors import (
     times,
 )
 from tensorjax.tucker._empty_modes import with_entries
+from tensorjax.tucker._sums_and_padding import aligned
+from tensorjax.tucker._tucker_checks import one
 from tensorjax.tucker._types import Tucker
 
 # Elements that `evaluate` holds at a time: 256 MiB of float64.

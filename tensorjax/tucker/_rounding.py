@@ -19,8 +19,6 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tucker._algebra import pad
-from tensorjax.tucker._argument_checks import check_core_rank, one
 from tensorjax.tucker._core_and_factors import (
     cast_in_range,
     finite_on_host,
@@ -35,6 +33,8 @@ from tensorjax.tucker._core_and_factors import (
 from tensorjax.tucker._decompositions.hosvd import feasible_ranks, st_hosvd
 from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._norms_and_entries import agree
+from tensorjax.tucker._sums_and_padding import pad
+from tensorjax.tucker._tucker_checks import check_core_rank, one
 from tensorjax.tucker._types import Tucker
 
 

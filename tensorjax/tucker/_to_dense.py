@@ -11,7 +11,6 @@ from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import (
     finite_on_host,
     first_on_host,
@@ -19,6 +18,7 @@ from tensorjax.tucker._core_and_factors import (
     on_host,
     times,
 )
+from tensorjax.tucker._tucker_checks import one
 from tensorjax.tucker._types import Tucker
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
 from tensorjax.tucker._rounding import orthogonalize
+from tensorjax.tucker._tucker_checks import one
 from tensorjax.tucker._types import Tucker
 
 

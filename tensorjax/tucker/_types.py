@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
-from tensorjax._formats.operators import Multipliable, Namespace, floating
+from tensorjax._formats.arithmetic_operators import Multipliable, Namespace, floating
 from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
 from tensorjax._formats.trains import TT, single
@@ -36,7 +36,8 @@ class Tucker(Multipliable, FrozenPytree, fields=("core", "factors")):
 
     Example:
       >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 2)), [jnp.ones((3, 1)), jnp.ones((4, 2))])
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 2)), [jnp.ones((3, 1)), jnp.ones((4, 2))])
       >>> t - 2 * t
       Tucker(shape=(3, 4), ranks=(2, 4), core=dense, dtype=float32)
 

@@ -9,8 +9,8 @@ from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul, root, scale_columns
 from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import Method
-from tensorjax.linalg._subspaces.left_basis import check_options
-from tensorjax.linalg._subspaces.spectrum import left_spectrum, reciprocals
+from tensorjax.linalg._subspaces.full_spectrum import left_spectrum, reciprocals
+from tensorjax.linalg._subspaces.truncated_basis import check_options
 
 
 def square_factor(

@@ -97,8 +97,6 @@ class GPT2Config:
     def xl(cls, **changes: Any) -> "GPT2Config":
         """Returns the configuration of the published GPT-2 with 1558 million parameters.
 
-        It has 25 heads.
-
         Args:
           **changes: fields of the configuration that replace these.
 

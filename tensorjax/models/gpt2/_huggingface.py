@@ -211,19 +211,13 @@ def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray:
-    """Reshapes a GPT-2 weight to its shape in Hugging Face's format, without padding.
-
-    The vocabulary is padded here.
-    """
+    """Reshapes a GPT-2 weight to Hugging Face's shape; cuts off the padding of the vocabulary."""
     part = value[: config.vocabulary] if name == "wte.weight" else value
     return np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
 
 
 class Arrays:
-    """Lazy reader of GPT-2 weights in safetensors files, by their published names.
-
-    Without the prefix "transformer.".
-    """
+    """Lazy reader of GPT-2 weights in safetensors files, by published names less "transformer."."""
 
     def __init__(self, folder: Path) -> None:
         index, single = folder / INDEX, folder / WEIGHTS

@@ -78,6 +78,14 @@ class TensorConv(nnx.Module):
     Raises:
       TypeError: a dtype that does not fit.
       ValueError: sizes, ranks or options that do not fit, by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.CPConv(16, 32, (3, 3), rank=8, rngs=nnx.Rngs(0))
+      >>> isinstance(layer, nn.TensorConv), layer(jnp.ones((1, 8, 8, 16))).shape
+      (True, (1, 8, 8, 32))
     """
 
     def __init__(

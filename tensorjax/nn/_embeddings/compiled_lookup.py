@@ -16,7 +16,7 @@ from tensorjax._kernels.choice import cpp_or_xla
 from tensorjax.nn._embeddings.distinct_ids import lookup_by_xla
 from tensorjax.nn._embeddings.lookup_plan import make_plan
 from tensorjax.nn._embeddings.merged_cores import merge
-from tensorjax.nn._embeddings.rows import Request, make_rows
+from tensorjax.nn._embeddings.rows_from_tables import Request, make_rows
 
 _Arrays = Sequence[jax.Array]
 

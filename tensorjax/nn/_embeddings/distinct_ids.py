@@ -16,14 +16,14 @@ import jax.numpy as jnp
 
 from tensorjax import linalg
 from tensorjax._symbolic import is_static
-from tensorjax.nn._embeddings.rows import Request, make_rows, marked_rows, tables_of
+from tensorjax.nn._embeddings.rows_from_tables import Request, make_rows, marked_rows, tables_of
 
 try:
     from jax.experimental.shard_alike import shard_alike
 except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        """Returns both arrays unchanged; replacement for JAX versions without `shard_alike`."""
+        """Returns both arrays of a distinct-id lookup unchanged, where JAX has no `shard_alike`."""
         return x, y
 
 

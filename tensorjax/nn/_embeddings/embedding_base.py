@@ -92,6 +92,14 @@ class Embedding(nnx.Module):
     Raises:
       TypeError: a dtype that is not real and floating.
       ValueError: sizes, factors, ranks or options that do not fit, by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.CPEmbedding(1000, 64, rank=8, rngs=nnx.Rngs(0))
+      >>> isinstance(layer, nn.Embedding), layer(jnp.array([3, 999])).shape
+      (True, (2, 64))
     """
 
     gates: nnx.List

@@ -8,7 +8,7 @@ from itertools import pairwise
 from tensorjax._symbolic import PLANNED
 from tensorjax.nn._embeddings.contraction_tree import search
 from tensorjax.nn._embeddings.merged_cores import plan_chain
-from tensorjax.nn._embeddings.rows import Request
+from tensorjax.nn._embeddings.rows_from_tables import Request
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.

@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax._placement import returned
 from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn._dense_checks import check_plain
-from tensorjax.nn._linear_general import TensorLinearGeneral, flat
+from tensorjax.nn._linear_over_axes import TensorLinearGeneral, flat
 from tensorjax.nn._models.exact_weights import double, exact_weight
 from tensorjax.nn._models.rules import Rules, matched, rules_with
 from tensorjax.nn._models.stacked_layers import copies, lead, stacked

@@ -11,7 +11,7 @@ from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._linear_general import TensorLinearGeneral
+from tensorjax.nn._linear_over_axes import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
 from tensorjax.nn._models.exact_weights import exact_weight
 from tensorjax.nn._models.model_certificates import certify_export

@@ -12,7 +12,7 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._linear_general import TensorLinearGeneral
+from tensorjax.nn._linear_over_axes import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, values
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._linear_general import flat
+from tensorjax.nn._linear_over_axes import flat
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
 from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, is_random, slope

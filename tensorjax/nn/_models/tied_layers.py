@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._linear_general import TensorLinearGeneral
+from tensorjax.nn._linear_over_axes import TensorLinearGeneral
 from tensorjax.nn._models.traversal import places
 from tensorjax.nn._specs import Spec
 

@@ -22,7 +22,7 @@ from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.storage.device_to_host import owned
 
 MIB = 1 << 20
 

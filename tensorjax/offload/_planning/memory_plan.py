@@ -40,6 +40,19 @@ class Plan:
       clip: largest norm of the gradients, where that is known.
       staging: bytes of staging memory that were set aside for a store; None if none were.
       capacity: bytes of disk that a store of all of it takes.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import offload
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((batch @ params[0]) ** 2)
+      >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
+      >>> plan = offload.plan(
+      ...     [offload.Layer(name="a", apply=loss)], {"a": jnp.ones((256, 256))}, optax.adam(1e-3),
+      ...     jnp.ones((8, 256)), machine=machine,
+      ...     device_bytes=1 << 23, host_bytes=1 << 22, seconds={"a": (1e-3, 2e-3)})
+      >>> plan.in_memory, plan.needs_store, len(plan.rows), plan.seconds >= plan.bound
+      (('a',), False, 1, True)
     """
 
     chosen: Choice

@@ -42,6 +42,19 @@ class Choice:
       host_bytes: what the host needs: activations, gradients that wait, updates under way, and
         parameters and states that live there; not the store's staging memory.
       refusal: why it is not possible; empty if it is.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import offload
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((batch @ params[0]) ** 2)
+      >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
+      >>> plan = offload.plan(
+      ...     [offload.Layer(name="a", apply=loss)], {"a": jnp.ones((256, 256))}, optax.adam(1e-3),
+      ...     jnp.ones((8, 256)), machine=machine,
+      ...     device_bytes=1 << 23, host_bytes=1 << 22, seconds={"a": (1e-3, 2e-3)})
+      >>> plan.chosen.activations, plan.chosen.in_memory, plan.chosen.refusal
+      ('keep', ('a',), '')
     """
 
     activations: Activations

@@ -61,8 +61,5 @@ class Times:
 
     @property
     def after_backward(self) -> float:
-        """Time of a training step whose updates follow the backward pass, in seconds.
-
-        T_c + max(T_r, T_w, T_o), in the symbols of the attributes.
-        """
+        """Seconds of a step whose updates follow the backward pass: T_c + max(T_r, T_w, T_o)."""
         return self.compute + max(self.read, self.write, self.update)

@@ -1,8 +1,9 @@
 """Reader of the store: queues reads, verifies checksums, and makes leases of what was read."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from tensorjax.offload._store.futures import Countdown, named
 from tensorjax.offload._store.lease import Lease, Leases, view
 from tensorjax.offload._store.tensor_states import Content, Slots, Tensor, check_there
 from tensorjax.offload._store.transfers.queue import Queue
-from tensorjax.offload._store.transfers.requests import Op, ReadBatch, Request, nothing
+from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
 
 # By the first byte of a slot: its content, and the tensors in it that are read.
 _Asked = dict[int, tuple[Content, Sequence[Tensor]]]
@@ -142,63 +143,87 @@ class Reader:
         found: Sequence[Run],
         deadline: float,
     ) -> Countdown:
-        queue = self.queue
-        kept: set[Tensor] = set()  # whose write failed meanwhile, and that are in memory
-
-        def check(op: Op) -> None:
-            assert op.memory is not None
-            for piece in op.pieces:
-                content, of = asked[piece.begin]
-                at = piece.position - op.position
-                if not piece.extent.packed:
-                    part = op.memory[at : at + piece.stop - piece.start]
-                    _verify(of[0], content, part, piece.number, piece.start)
-                    continue
-                block = op.memory[at : at + piece.extent.size]
-                if content.error is not None and content.memory is not None:
-                    kept.update(of)
-                    block = content.memory
-                for tensor in of:
-                    _verify(tensor, content, block[tensor.part], tensor.number)
-
-        def result() -> Leases:
-            leases = {}
-            for tensor, content in aside:
-                if content.memory is not None:
-                    _verify(tensor, content, content.memory[tensor.part], tensor.number)
-            for tensor, content in aside:
-                leases[tensor.place.name] = _kept(tensor, content, queue)
-            for run, buffer in zip(found, batch.buffers, strict=True):
-                # An array of its own: leases that are dropped can tell whether it is still viewed.
-                memory = np.frombuffer(buffer.memory.data, np.uint8)
-                memory.flags.writeable = False
-                for begin in run.begins:
-                    content, of = asked[begin]
-                    for tensor in of:
-                        place = tensor.place
-                        if tensor in kept:
-                            queue.release(buffer, place.name)
-                            leases[place.name] = _kept(tensor, content, queue)
-                            continue
-                        array = view(memory, place.offsets[content.slot] - run.offset, place)
-                        leases[place.name] = Lease(place, array, buffer, queue)
-            return Leases(leases)
-
-        def drop() -> None:
-            for buffer in batch.buffers:
-                for name in [*buffer.held]:
-                    queue.release(buffer, name)
+        """Fills a batch with the requests that read runs of extents; returns their joint future."""
+        pending = _Pending(self.queue, batch, asked, aside, found)
 
         def resolve(request: Request) -> None:
             error = request.error
             countdown.down(error and named(request, error, request.names))
 
-        countdown = Countdown(len(found), result, drop)
+        countdown = Countdown(len(found), pending.leases, pending.drop)
+        there = ([asked[begin] for begin in run.begins] for run in found)
         batch.requests = [
-            _reading(batch, run, [asked[begin] for begin in run.begins], deadline, resolve, check)
-            for run in found
+            _reading(batch, run, of, deadline, resolve, pending.check)
+            for run, of in zip(found, there, strict=True)
         ]
         return countdown
+
+
+@dataclass(eq=False)
+class _Pending:
+    """Read of a store's tensors in progress: verifies what arrives, and makes leases at the end.
+
+    Attributes:
+        aside: Tensors in memory already, with their contents.
+        found: Runs of extents that are read.
+        kept: Tensors that are in memory since their write failed meanwhile.
+    """
+
+    queue: Queue
+    batch: ReadBatch
+    asked: _Asked
+    aside: Sequence[tuple[Tensor, Content]]
+    found: Sequence[Run]
+    kept: set[Tensor] = field(default_factory=set)
+
+    def check(self, op: Op) -> None:
+        """Verifies the checksums of the tensors in one transfer from disk."""
+        assert op.memory is not None
+        for piece in op.pieces:
+            content, of = self.asked[piece.begin]
+            at = piece.position - op.position
+            if not piece.extent.packed:
+                part = op.memory[at : at + piece.stop - piece.start]
+                _verify(of[0], content, part, piece.number, piece.start)
+                continue
+            block = op.memory[at : at + piece.extent.size]
+            if content.error is not None and content.memory is not None:
+                self.kept.update(of)
+                block = content.memory
+            for tensor in of:
+                _verify(tensor, content, block[tensor.part], tensor.number)
+
+    def leases(self) -> Leases:
+        """Makes the leases of all tensors, once every transfer from disk has ended."""
+        leases = {}
+        for tensor, content in self.aside:
+            if content.memory is not None:
+                _verify(tensor, content, content.memory[tensor.part], tensor.number)
+        for tensor, content in self.aside:
+            leases[tensor.place.name] = _kept(tensor, content, self.queue)
+        for run, buffer in zip(self.found, self.batch.buffers, strict=True):
+            leases.update(self._of_run(run, buffer))
+        return Leases(leases)
+
+    def _of_run(self, run: Run, buffer: Buffer) -> Iterator[tuple[str, Lease]]:
+        # An array of its own: leases that are dropped can tell whether it is still viewed.
+        memory = np.frombuffer(buffer.memory.data, np.uint8)
+        memory.flags.writeable = False
+        for content, of in (self.asked[begin] for begin in run.begins):
+            for tensor in of:
+                place = tensor.place
+                if tensor in self.kept:
+                    self.queue.release(buffer, place.name)
+                    yield place.name, _kept(tensor, content, self.queue)
+                    continue
+                array = view(memory, place.offsets[content.slot] - run.offset, place)
+                yield place.name, Lease(place, array, buffer, self.queue)
+
+    def drop(self) -> None:
+        """Frees the staging memory of a read that failed."""
+        for buffer in self.batch.buffers:
+            for name in [*buffer.held]:
+                self.queue.release(buffer, name)
 
 
 def _reading(
@@ -225,7 +250,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Returns a lease of a tensor that needs no disk read: it is empty, or its write failed."""
+    """Returns the reader's lease of a tensor not read from disk: empty, or its write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)

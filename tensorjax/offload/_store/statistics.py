@@ -23,6 +23,16 @@ class Traffic:
         failures: Transfers that ended in an error.
         latency: Transfers that took less than 2^i µs, and at least half that, in the backend.
         waiting: The same of the time that a transfer stood in the queue.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), capacity=8192, backend="memory") as store:
+        ...     store.reserve({"w": np.zeros(10)})
+        ...     done = store.write("w", np.ones(10)).result()
+        ...     traffic = store.statistics().writes
+        >>> traffic.tensors, traffic.bytes, traffic.failures, traffic.quantile(0.5) > 0
+        (1, 4096, 0, True)
     """
 
     bytes: int = 0

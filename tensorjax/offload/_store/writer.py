@@ -69,10 +69,7 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Starts writing tensors to a store, through staging memory; returns a future.
-
-        They go to the slots that are not committed.
-        """
+        """Starts writing tensors to uncommitted slots, through staging memory; returns a future."""
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -93,10 +90,7 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Registers a write of tensors; returns False if writes are paused or its blocks in use.
-
-        The lock is held.
-        """
+        """Registers a write; returns False if paused or its blocks are in use; the lock is held."""
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)
@@ -119,7 +113,8 @@ class Writer:
             error = request.error
             if error is not None:
                 of = [newest[extent] for extent in request.run.members]
-                error = named(request, error, [name for pair in of for name in _meant(*pair)])
+                meant = (c.names or [t.place.name for t in slots.tensors] for slots, c in of)
+                error = named(request, error, [name for names in meant for name in names])
                 for _, content in of:
                     content.error = error
             countdown.down(error)
@@ -198,11 +193,6 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
     for tensor, array in arrays:
         sums[tensor.number] = copy(array, memory[tensor.part])
     return Content(slots.free, sums, memory=memory, names=tuple(names))
-
-
-def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that one write to a store puts into an extent."""
-    return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:

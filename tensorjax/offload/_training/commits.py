@@ -17,10 +17,10 @@ from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import fingerprint, parameter_groups
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.parameter_groups import Group
-from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.storage.device_to_host import owned
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates.updates import Updater
+from tensorjax.offload._training.updates.updater import Updater
 from tensorjax.offload._training.worker_threads import Settings
 
 _LOG = logging.getLogger("tensorjax.offload")

@@ -118,10 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks a trainer's largest allowed gradient norm ``clip``, which must be positive.
-
-    None, for no clipping, is valid too.
-    """
+    """Checks a trainer's largest gradient norm ``clip``: positive, or None for no clipping."""
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

@@ -14,8 +14,8 @@ from tensorjax import _check, linalg
 from tensorjax._typing import DTypeLike, Optimizer
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
-from tensorjax.offload._training.shards import Shards
-from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.storage.device_to_host import owned
 from tensorjax.offload._training.storage.storage import HostStorage, Storage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
@@ -80,10 +80,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of update results beyond the memory that they overwrite.
-
-        What they replace is not counted twice.
-        """
+        """Computes the bytes of update results beyond the memory that they overwrite."""
         if into == "place":
             return 0 if self.weights is None else self.weights.nbytes
         return sum(b.nbytes for b in self.packings)
@@ -298,10 +295,7 @@ def make_groups(
     shards: Shards | None = None,
     lent: bool = False,
 ) -> dict[str, Group]:
-    """Creates a trainer's parameter groups, by name, without allocating arrays.
-
-    In one of several processes, of this process's parts.
-    """
+    """Creates a trainer's groups, of this process's parts, by name, without allocating arrays."""
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")

@@ -18,12 +18,12 @@ from tensorjax.offload._training.passes.gradient_transfers import Gradients
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.passes import Passes
 from tensorjax.offload._training.passes.weight_stream import WeightStream
-from tensorjax.offload._training.shards import Shards
-from tensorjax.offload._training.storage.host_arrays import view
+from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.storage.device_to_host import view
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.read_budget import Shares
-from tensorjax.offload._training.updates.updates import Updater
+from tensorjax.offload._training.updates.updater import Updater
 
 
 class Pipeline:

@@ -54,9 +54,7 @@ class Span:
 
 
 class Trace:
-    """Recorder of the time spans of a training, safe to use from many threads.
-
-    Spans are kept in the order they ended in.
+    """Recorder of the time spans of a training, in the order they ended in, from any thread.
 
     Args:
       capacity: spans that are kept; the first ones are dropped when there are more.
@@ -123,9 +121,7 @@ class Trace:
         return [s for s in held if track in (None, s.track) and s.step >= first]
 
     def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
-        """Computes the busy seconds of one track of a training's trace, per training step.
-
-        Overlapping spans count once.
+        """Computes the busy seconds of one track of a trace, overlaps counted once, per step.
 
         Args:
           track: which one.

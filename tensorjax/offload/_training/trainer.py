@@ -28,7 +28,7 @@ from tensorjax.offload._training.options import Overflow, Schedule
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.weight_stream import room
 from tensorjax.offload._training.pipeline import Pipeline
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget
@@ -42,6 +42,17 @@ class Step:
       number: of steps, this one included.
       loss: mean over the microbatches, before the update.
       norm: of all gradients, if they are clipped; else None.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import offload
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((batch @ params[0]) ** 2)
+      >>> layers = [offload.Layer(name="a", apply=loss)]
+      >>> with offload.Trainer(layers, {"a": jnp.ones((3, 4))}, optax.sgd(0.1)) as trainer:
+      ...     step = trainer.step(jnp.ones((2, 3)))
+      >>> step.number, step.loss, step.norm
+      (1, 9.0, None)
     """
 
     number: int
@@ -123,7 +134,16 @@ class Trainer:
       StoreError: the store is closed, or another trainer's that is not.
       CapacityError: the store's staging memory is too small for the state of one group.
 
-    Example: see `tensorjax.offload`.
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import offload
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((batch @ params[0]) ** 2)
+      >>> layers = [offload.Layer(name="a", apply=loss)]
+      >>> with offload.Trainer(layers, {"a": jnp.ones((3, 4))}, optax.sgd(0.1)) as trainer:
+      ...     step = trainer.step(jnp.ones((2, 3)))
+      >>> step.number, step.loss
+      (1, 9.0)
 
     Source: the schedule after HiTrain, DOI 10.7544/issn1000-1239.202550478 (of which we know
     only the abstract); layers before microbatches after GreedySnake; the baseline after

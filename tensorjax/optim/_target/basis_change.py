@@ -7,13 +7,12 @@ padded to one loop (`train_bases`), and Tucker layers of equal shapes are anothe
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from tensorjax._cores.contractions import times_axis
 from tensorjax._cores.unfoldings import tall
@@ -21,8 +20,7 @@ from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._qr import after
 from tensorjax.optim._explicit_sharding import _whole, like, widest
 from tensorjax.optim._gate_decisions import Decision, applied, plus, same_dtype
-from tensorjax.optim._layers.parameter_paths import flatten, parameter_of
-from tensorjax.optim._layers.tensorised_layers import Layer, Layout, Path
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout
 from tensorjax.optim._size_polynomial import picked
 from tensorjax.optim._target.bond_bases import (
     Bases,
@@ -37,75 +35,7 @@ from tensorjax.optim._target.equal_kernels import Counters, most_alike
 from tensorjax.optim._target.train_bases import Cut, Train, Trains, joined
 from tensorjax.optim._threshold_pruning import Gates
 
-# Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
-# COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
-PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0", "cache"})
-# Fields of Optax' states of optimisers whose step does not follow the scale of the gradient: Adam,
-# Lion and Muon and their kin, Adafactor, Adagrad, Adadelta, Adan, Rprop, Prodigy, MADGRAD, COCOB.
-# `optax.sign_sgd` has no state to be known by.
-NORMALISED = frozenset({"mu", "nu", "v", "n", "v_row", "v_col", "sum_of_squares", "e_g",
-                        "step_sizes", "exp_avg_sq", "grad_sum_sq", "subgradients"})  # fmt: skip
 Arrays = list[list[jax.Array]]  # for each part of a layer, the parameter and its moments
-
-
-def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
-    """Lists the optimiser moments of cores and gates that a change of bond bases transforms.
-
-    Arrays of the state of other shapes than their parameter's, such as those of `optax.adafactor`,
-    are left out: they stay as they are, and follow by their own decay.
-    """
-    members = {k for layer in layout.layers for k in (*layer.cores, *layer.gates)}
-    known: dict[Path, int] = {layout.paths[k]: k for k in members}
-    paths, arrays, _ = flatten(state)
-    out = []
-    for n, (path, array) in enumerate(zip(paths, arrays, strict=True)):
-        owner = parameter_of(path, known)
-        k = None if owner is None else known[owner]
-        if k is None or jnp.shape(array) != jnp.shape(leaves[k]):
-            continue
-        if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
-            continue
-        before: tuple[Hashable, ...] = path[: len(path) - len(layout.paths[k])]
-        out.append((n, k, not PARAMETERS.isdisjoint(before)))
-    return out
-
-
-def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Marks the layers whose optimiser state is made of gradients without normalisation.
-
-    So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
-    which it could be known.
-    """
-    known: dict[Path, int] = {layout.paths[k]: k for layer in layout.layers for k in layer.cores}
-    recorded, normalised = set(), set()
-    for path in flatten(state)[0]:
-        owner = parameter_of(path, known)
-        if owner is not None and len(path) > len(owner):
-            found = normalised if path[-len(owner) - 1] in NORMALISED else recorded
-            found.add(known[owner])
-    return [
-        not recorded.isdisjoint(layer.cores) and normalised.isdisjoint(layer.cores)
-        for layer in layout.layers
-    ]
-
-
-def curvature_of(state: Any) -> list[int]:
-    """Lists the arrays of an optimiser's L-BFGS memory, which a rank cut or basis change resets.
-
-    Differences of parameters and of gradients in two bases say nothing of curvature, and those
-    across a cut are no step of a descent: their product may be negative, which
-    `optax.scale_by_lbfgs` does not look at. The memory begins anew, with zeros, as it has it.
-    """
-
-    def known(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByLBFGSState)
-
-    out, place = [], 0
-    for node in jax.tree.leaves(state, is_leaf=known):
-        count = len(jax.tree.leaves(node))
-        out += range(place, place + count) if known(node) else []
-        place += count
-    return out
 
 
 def cut_and_changed(

@@ -27,14 +27,12 @@ from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import padded, picked, polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
 from tensorjax.optim._target.basis_change import (
-    by_gradient,
     counters_of,
-    curvature_of,
     cut_and_changed,
-    moments_of,
 )
 from tensorjax.optim._target.equal_kernels import Counters
 from tensorjax.optim._target.nonzero_flags import any_nonzero
+from tensorjax.optim._target.optimizer_moments import by_gradient, curvature_of, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import judged

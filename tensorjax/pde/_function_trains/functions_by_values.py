@@ -24,7 +24,7 @@ def crossed(
     seed: int = 0,
     max_rank: int | None = None,
 ) -> Cores:
-    """Approximates a function on a grid by a tensor train, by TT-cross approximation."""
+    """Approximates a function by a tensor train from its values on a PDE grid, by TT-cross."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
         values = np.asarray(_finite(name, f(box.points[0][:, None])))
         flat = values.reshape(len(values), -1)

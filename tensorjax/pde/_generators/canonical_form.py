@@ -112,10 +112,7 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Slices the canonical form of a tensor train to smaller ranks; cheap, but not orthogonal.
-
-    This is cheaper than `truncated`, but the result is not orthogonal.
-    """
+    """Slices the canonical form of a tensor train to smaller ranks; cheap, but not orthogonal."""
     if ranks == point.ranks:
         return point
     ends = (1, *ranks, 1)

@@ -35,6 +35,18 @@ class Motion(NamedTuple):
       ranks: the largest TT-rank of each.
       edge: the largest norm of v near an end of an axis, relative to ‖v‖; NaN if not computed.
       guarded: whether the guard has set Σ to zero.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.16]))
+      >>> box = pde.Box.fourier(2, n=64)
+      >>> problem = pde.Liouville(np.array([[0.0, 1.0], [-1.0, 0.0]]), start, box)
+      >>> at = pde.AffineMap.identity(2)
+      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
+      >>> motion = pde.Convex()(v, right, at, box, 1e-8, 0.0)
+      >>> motion.sigma.shape, motion.beta.shape, motion.guarded
+      ((2, 2), (2,), False)
     """
 
     sigma: np.ndarray
@@ -130,7 +142,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic cost of a coordinate motion Σ y: a right side's TT-normal part."""
+        """Computes a generator's input, the quadratic cost of motions Σ y: the TT-normal part."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:

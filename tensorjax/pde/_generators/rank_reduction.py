@@ -54,6 +54,16 @@ class RankReduction(NamedTuple):
       evaluations: number of maps for which the function was approximated.
       edge_mass: of the train with the map, see `tensorjax.pde.edge_mass`.
       resolution: of the train with the map, see `tensorjax.pde.resolution`.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> bump = pde.Gaussian(np.array([0.5, 0.0]), np.array([[1.0, 0.6], [0.6, 0.7]]))
+      >>> map, v, report = pde.rank_reducing_map(bump, pde.Box.fourier(2), tol=1e-5)
+      >>> report.reduced, max(report.ranks) < max(report.ranks_before)
+      (True, True)
+      >>> report.costs[-1] < report.costs[0]
+      True
     """
 
     status: Literal["converged", "stalled", "max_steps"]

@@ -41,6 +41,19 @@ class FieldMotion(NamedTuple):
       cost: ‖N(Q − Σ_m ċ_m ∇·(g_m v))‖/‖v‖, per time; differences of squares make up to 1e-8 of
         ``cost_without``.
       cost_without: the same for ċ = 0.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.5]))
+      >>> box = pde.Box.fourier(2, n=48)
+      >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
+      >>> problem = pde.FokkerPlanck(drift, None, start, box)
+      >>> at = pde.AffineMap.identity(2)
+      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
+      >>> motion = pde.field_motion(v, right, pde.Shears(2, (0,)), box, 1e-8)
+      >>> motion.rates.shape, bool(motion.cost < motion.cost_without)
+      ((3,), True)
     """
 
     rates: np.ndarray

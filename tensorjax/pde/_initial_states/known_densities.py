@@ -100,7 +100,7 @@ class SquareRootTransition:
         return np.where(x >= 0, c * out, 0.0)
 
     def later(self, t: float) -> "SquareRootTransition":
-        """Returns the square-root process's density after a further time t."""
+        """Returns the known density of a square-root process after a further time t."""
         return dataclasses.replace(self, age=self.age + t)
 
     def same(self, other: "SquareRootTransition") -> bool:

@@ -180,7 +180,7 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
 
 
 def moments_lost(lost: Any, box: Box, t: float, allowed: float, share: float = 1.0) -> str:
-    """Explains which second moments TT rounding changed by more than is allowed; else "".
+    """Explains the accuracy lost in second moments by TT rounding, if beyond the allowed; else "".
 
     Args:
       lost: of the moments in `tensorjax.pde._stepping.low_moments`, over the mass, or None. All

@@ -29,7 +29,7 @@ from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
 from tensorjax.pde._stepping.instability import rate, rounded_off
-from tensorjax.pde._stepping.step_truncation import SAFE, STABLE
+from tensorjax.pde._stepping.runge_kutta_adams_imex import SAFE, STABLE
 from tensorjax.pde._stepping.times import step_count
 
 # For every stage but the last: its time and its step. Then the weights of v and of the stages in
@@ -459,7 +459,7 @@ def _step(
             sources.append(found[-1])
         return found
 
-    # As in `tensorjax.pde._stepping.step_truncation`: rounded stages stand for the slopes.
+    # As in `tensorjax.pde._stepping.runge_kutta_adams_imex`: rounded stages stand for the slopes.
     known = [v]
     for at, length in stages:
         slope = terms(known[-1], at)

@@ -39,10 +39,10 @@ from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.right_side import Rates, right_side
+from tensorjax.pde._stepping.runge_kutta_adams_imex import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
-from tensorjax.pde._stepping.step_truncation import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.times import checked_end
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
@@ -450,7 +450,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """Returns initial map, time and state of a time integration; ValueError if not valid."""
+    """Returns the map, time and state that `integrate` starts from; ValueError if not valid."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "

@@ -34,9 +34,9 @@ from tensorjax.pde._stepping.low_moments import Moments, low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
+from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 
 # Exponential steps are tried first after so many steps, at so many times their length.
@@ -306,7 +306,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Computes a new coordinate motion Σ, β; returns its cost at rest and in motion."""
+        """Computes a running integration's new motion Σ, β; returns its cost at rest and moving."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None
@@ -438,7 +438,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects a tensor train to the initial mass; returns a failure if it changes much."""
+        """Corrects the run's train to its initial mass; returns a failure if it changes much."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)

@@ -13,8 +13,8 @@ from tensorjax.pde._stepping.exponential import along_axes, coupled
 from tensorjax.pde._stepping.instability import fastest
 from tensorjax.pde._stepping.outskirts import noisy_edge
 from tensorjax.pde._stepping.right_side import Clock
+from tensorjax.pde._stepping.runge_kutta_adams_imex import SAFE, STABLE, Method, Step
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import SAFE, STABLE, Method, Step
 
 # A step that multiplies the norm by more than this is checked for instability.
 _GROWTH = 1.1

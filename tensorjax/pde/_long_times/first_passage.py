@@ -58,6 +58,17 @@ class Passage:
         largest value: an estimate of the error of the former, the largest at 1000 points of the
         domain; their mean square, rooted, where paths are carried over walls without noise, for
         there the function jumps. NaN where one was not found.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian([0.0], [[0.1]])
+      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1))
+      >>> found = pde.first_passage(motion, pde.Box([pde.Axis("chebyshev", 16, -1.0, 2.0)]))
+      >>> found.result.value, found.message, found.v.order
+      ('successful', '', 1)
+      >>> print(np.round(found([[0.0], [5.0]]), 6))  # the second start is outside
+      [ 2. nan]
     """
 
     v: TT

@@ -12,7 +12,7 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.contractions import einsum, times_right
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
-from tensorjax.pde._stepping.step_truncation import solved_by_amen
+from tensorjax.pde._stepping.runge_kutta_adams_imex import solved_by_amen
 
 # Error of the guess that AMEn begins with.
 _GUESS = 1e-2

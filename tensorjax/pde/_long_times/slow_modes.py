@@ -70,6 +70,16 @@ class SlowModes:
         may reach 30 times the sum of a mode's shares at the edge and in the highest modes of the
         grid, where that is above ``tol``.
       message: explanation of a failure, with advice; else empty.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+      >>> box = pde.Box.fourier(2, 32, 5.0)
+      >>> problem = pde.OrnsteinUhlenbeck(-0.5 * np.eye(2), 0.25 * np.eye(2), start, box)
+      >>> found = pde.slow_modes(problem, k=1)
+      >>> found.result.value, round(found.gap, 4), found(np.zeros((3, 2))).shape
+      ('successful', 0.5, (3, 1))
     """
 
     values: np.ndarray

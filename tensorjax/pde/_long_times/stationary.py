@@ -61,6 +61,19 @@ class Stationary:
       change: what the last solve has changed of p, relative to its norm; zero of a closed form.
       edge_mass: see `tensorjax.pde.edge_mass`.
       resolution: see `tensorjax.pde.resolution`.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+      >>> box = pde.Box.fourier(2, 32, 5.0)
+      >>> problem = pde.OrnsteinUhlenbeck(-0.5 * np.eye(2), 0.25 * np.eye(2), start, box)
+      >>> found = pde.stationary(problem)
+      >>> found.result.value, found.message, bool(found.residual < 1e-6)
+      ('successful', '', True)
+      >>> mass, mean, covariance = pde.moments(found.final.v, found.final.map, box)
+      >>> print(np.round(covariance, 4).tolist())
+      [[0.5, 0.0], [0.0, 0.5]]
     """
 
     final: State

@@ -21,8 +21,6 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import moment_weights
 from tensorjax.pde._maps.affine_maps import AffineMap
 
-__all__ = ["evaluate", "mass", "moments"]
-
 # Largest number of entries held at once while points are evaluated.
 _CHUNK = 1 << 22
 

@@ -13,8 +13,6 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import given
 
-__all__ = ["edge_mass", "resolution"]
-
 
 def edge_mass(v: TT, box: Box) -> float:
     """Returns the largest share of ‖v‖ next to an end of a grid axis, for a PDE solution v.
@@ -85,10 +83,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, for `edge_mass` and `resolution`.
-
-    `shares_of` takes them in this form.
-    """
+    """Returns weights, highest modes and ends of every axis, as `shares_of` takes them."""
     return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 

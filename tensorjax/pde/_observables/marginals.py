@@ -13,8 +13,6 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import by_parts, given, moments
 
-__all__ = ["marginal"]
-
 # Width of the window of a marginal, in standard deviations, unless the box is narrower.
 _WINDOW = 24.0
 

@@ -233,14 +233,7 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates a separable drift term's gradient by central differences of order 6.
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m, d).
-        """
+        """Evaluates a separable drift term's gradient by central differences of order 6."""
         out = np.zeros_like(x)
         for i in self.functions:
             out[:, i] = partial_derivative(self.values, x, i)

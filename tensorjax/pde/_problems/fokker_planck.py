@@ -160,13 +160,6 @@ class FokkerPlanck(Problem):
         """Evaluates a Fokker–Planck equation's exact density (affine or no noise); else None.
 
         None with a drift of t, too. With D = 0 it follows characteristics, to about 1e-10.
-
-        Args:
-          t: time.
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None.
         """
         if self._affine:
             return self._linear().exact(t, x)
@@ -184,31 +177,13 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns exact mass, mean and covariance of a linear SDE; None for other equations.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (d,), covariance (d, d)), or None.
-        """
+        """Returns exact mass, mean and covariance of a linear SDE; None for other equations."""
         return self._linear().moments(t) if self._affine else None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from a Fokker–Planck equation's exact density, if known.
 
         With D and f there is no exact density: `simulate` gives approximate points.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points (count, d).
-
-        Raises:
-          ValueError: no exact density is known.
         """
         if self._affine:
             return self._linear().sample(key, t, count)

@@ -97,27 +97,12 @@ class GeometricBrownianMotion(ReadyMade):
         return Lognormal(mean, self.start.covariance + spread * t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact lognormal density of geometric Brownian motion; or None.
-
-        Args:
-          t: time.
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None.
-        """
+        """Evaluates the exact lognormal density of geometric Brownian motion; or None."""
         found = self._moved(t)
         return None if found is None else found.values(np.asarray(x, np.float64))
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of geometric Brownian motion; or None.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (d,), covariance (d, d)), or None.
-        """
+        """Returns mass, mean and covariance of geometric Brownian motion; or None."""
         found = self._moved(t)
         return None if found is None else found.moments()
 

@@ -78,13 +78,6 @@ class _Linear(Problem):
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
-
-        Args:
-          t: time.
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None.
         """
         if self.box.walled:
             return None
@@ -96,32 +89,13 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance of a linear SDE from a Gaussian start; else None.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (d,), covariance (d, d)), or None.
-        """
+        """Returns mass, mean, covariance of a linear SDE from a Gaussian start; else None."""
         if isinstance(self.start, Function) or self.box.walled:
             return None
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact density of a linear SDE at time t.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points (count, d).
-
-        Raises:
-          ValueError: no exact density is known.
-        """
+        """Draws points (count, d) from the exact density of a linear SDE at time t."""
         if isinstance(self.start, Function) or self.box.walled:
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)

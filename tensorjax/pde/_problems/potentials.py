@@ -294,7 +294,7 @@ def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
 
 
 def _laplacian(d: int) -> np.ndarray:
-    """Returns the graph Laplacian (d, d) of a chain of ``d`` particles with free ends."""
+    """Returns the graph Laplacian (d, d) of coupled particles in a potential, with free ends."""
     steps = np.diff(np.eye(d), axis=0)
     return steps.T @ steps
 

@@ -164,13 +164,6 @@ class AdvectionDiffusionReaction(Problem):
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
         With a source, or other terms beside σ: None.
-
-        Args:
-          t: time.
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None.
         """
         if self.source is not None or self._variable or self.velocity.timed or self.box.walled:
             return None
@@ -183,14 +176,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns exact mass, mean and covariance for linear reactions; else None.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (d,), covariance (d, d)), or None.
-        """
+        """Returns exact mass, mean and covariance for linear reactions; else None."""
         growth = self._linear_growth()
         if growth is None or self.source is not None or self._variable:
             return None
@@ -198,19 +184,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points of a reaction–diffusion PDE's exact solution, where known.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points (count, d).
-
-        Raises:
-          ValueError: no exact density is known.
-        """
+        """Draws points of a reaction–diffusion PDE's exact solution, where known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
 

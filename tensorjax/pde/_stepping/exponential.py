@@ -23,8 +23,8 @@ from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.runge_kutta_adams_imex import STAGE, Method, Step, Trim
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
-from tensorjax.pde._stepping.step_truncation import STAGE, Method, Step, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
 _ROUNDOFF = 1e-13

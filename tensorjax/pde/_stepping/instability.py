@@ -21,8 +21,8 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.runge_kutta_adams_imex import STABLE
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
-from tensorjax.pde._stepping.step_truncation import STABLE
 
 # Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt
 # A e counts where it is more than this share of v. Of the method of order 2 the two slopes are of
@@ -115,16 +115,13 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[in
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes the norm ‖Σ w x‖ of a combination of tensor trains from their Gram matrix.
-
-    It is exact to √eps of its terms, which suffices here.
-    """
+    """Computes ‖Σ w x‖ of tensor trains from their Gram matrix, to √eps of its terms."""
     w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
     return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes the Gram matrix of tensor trains, up to a scale, in one sweep."""
+    """Computes the Gram matrix of trains whose growth tells instability, up to a scale."""
     return _grams([x.cores for x in trains])[-1][:, :, 0, 0]
 
 

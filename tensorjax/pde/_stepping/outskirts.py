@@ -82,7 +82,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
-    """Computes the squared norms of a tensor train's slices, axis by axis.
+    """Computes squared norms of a PDE solution's slices, axis by axis, to find its outskirts.
 
     Args:
       cores: right-orthogonal but for the first.

@@ -31,7 +31,7 @@ _PROBES = 24
 
 
 class Train:
-    """Tensor train as a term of a sum that is rounded by random sketches.
+    """Tensor train as a term of a time step's sum, which is rounded by random sketches.
 
     ``whole`` is the term of which it is the part in a window, for its mass; itself if None.
     """

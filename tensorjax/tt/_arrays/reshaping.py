@@ -351,7 +351,7 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
     """Multiplies a reshaped train's host cores by 2^exponent, and casts them to a dtype."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    return cast_in_range(cores, dtype)
+    return [c.astype(dtype) for c in cores]
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:

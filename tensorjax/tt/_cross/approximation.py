@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.global_search import climbed
+from tensorjax.tt._cross.error_search import climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets

@@ -16,12 +16,12 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.cross_info import CrossInfo, reported
 from tensorjax.tt._cross.function_calls import Evaluations, Executor, Jit
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
-from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._cross.search import AT_LEAST, Search
+from tensorjax.tt._cross.sweeps import AT_LEAST, Search
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.

@@ -6,7 +6,7 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.global_search import GlobalSearch
+from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN
 from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.train_entries import TELLING, magnitudes
@@ -197,7 +197,7 @@ class Verification:
         return self._fit.holds()
 
     def _wrong_at_edges(self, cores: Cores) -> bool:
-        """Searches a tensor train of `cross` for errors beside jumps and at corners."""
+        """Verifies a tensor train of `cross` beside jumps and at corners; True if wrong there."""
         fit, sets = self._fit, self._fit.sets
         many = self._many
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
@@ -239,7 +239,7 @@ class Verification:
         return float((rest**2).sum()) * times**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
-        """Searches a tensor train of `cross` for errors near its index sets."""
+        """Verifies a tensor train of `cross` near its index sets; True if wrong there."""
         sets = self._fit.sets
         rounds = _ROUNDS if self._search.coarseness == 1 else _FEWER_ROUNDS
         for _ in range(rounds if self._many else 1):
@@ -251,7 +251,7 @@ class Verification:
         return False
 
     def _wrong_at_random(self, cores: Cores) -> bool:
-        """Searches `cross`'s errors of a function with jumps at random entries of the tensor."""
+        """Verifies `cross` of a function with jumps at random entries; True if wrong there."""
         fit, oracle, tol = self._fit, self._fit.oracle, self._fit.options.tol
         least = _IF_CONSTANT * fit.held.uniform if fit.held.constant else 0
         most = max(_AT_RANDOM * oracle.evaluations, least)
@@ -268,7 +268,7 @@ class Verification:
         return False
 
     def _wrong_elsewhere(self, cores: Cores) -> bool:
-        """Searches a tensor train of `cross` for errors at random entries, by ascents."""
+        """Verifies a train of `cross` by ascents from random entries; True if wrong there."""
         if self._wrong_at_random(cores):
             return True
         search, oracle, held = self._search, self._fit.oracle, self._fit.held
@@ -287,7 +287,7 @@ class Verification:
         return False
 
     def _found_wrong(self, cores: Cores, points: np.ndarray, least: float | None = None) -> bool:
-        """Searches given entries for errors of `cross` above ``least``, which become pivots."""
+        """Verifies `cross` at given entries: errors above ``least`` become pivots; True if any."""
         fit, oracle = self._fit, self._fit.oracle
         points = points[: int(min(len(points), oracle.left))]
         if not len(points):

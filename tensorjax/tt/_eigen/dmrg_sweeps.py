@@ -86,10 +86,7 @@ def prepared(
 
 
 def mirrored(cores: Sequence[Array]) -> list[Array]:
-    """Reverses the order of the cores of a train or TT-matrix, for the DMRG sweep back.
-
-    The two bonds of every core are exchanged.
-    """
+    """Reverses a train or TT-matrix, cores and the bonds of each, for the DMRG sweep back."""
     return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
 
 

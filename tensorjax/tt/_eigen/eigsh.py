@@ -18,7 +18,7 @@ from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._eigen.eigenpairs import Check, Levels, find_levels
+from tensorjax.tt._eigen.lowest_pairs_search import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_eigenpair import Pair, Search, Status, Sweep, widened
 from tensorjax.tt._inner_products.distance import _distance
 

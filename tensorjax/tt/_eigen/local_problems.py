@@ -134,10 +134,7 @@ def _outside(rows: Array, basis: Array) -> Array:
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Runs Lanczos on DMRG's local operator: eigenvalues, vectors, residual of the start.
-
-    Reorthogonalises fully.
-    """
+    """Runs Lanczos, fully reorthogonalised, on DMRG's local operator: eigenpairs, residual."""
     steps = min(rule.steps, x.size)
     basis = np.empty((steps, x.size), x.dtype)
     t, residuals = np.zeros((steps, steps)), []

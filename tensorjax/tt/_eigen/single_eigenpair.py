@@ -78,10 +78,7 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual that `eigsh` asks of an eigenpair: tol times scale, or roundoff.
-
-        The roundoff is that for ‖A‖₂ = ``spread``.
-        """
+        """Returns the residual asked of an eigenpair: tol · scale, or roundoff of ``spread``."""
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
         return max(tol * scale, floor * spread)
 

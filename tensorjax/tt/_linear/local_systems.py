@@ -195,9 +195,7 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """Solves a local system of a TT solver by restarted GMRES, to an absolute residual.
-
-    The preconditioner acts from the right.
+    """Solves a local system by restarted GMRES, right-preconditioned, to an absolute residual.
 
     Returns:
       Solution, norm of its residual, count of iterations.

@@ -112,8 +112,6 @@ class System:
     def weakness(self, x: Cores) -> float:
         """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r of A x = b: tiny if A is nearly singular.
 
-        r is the residual b − A x.
-
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
         """

@@ -15,19 +15,19 @@ from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import cross
 from tensorjax.tt._cross.function_calls import double, numbers, unmasked
 from tensorjax.tt._evaluation.evaluate import evaluate
-from tensorjax.tt._quadrature.domain import (
+from tensorjax.tt._quadrature.domain_and_points import (
     Domain,
     checked_atol,
     checked_domain,
     checked_points,
 )
+from tensorjax.tt._quadrature.integral_info import IntegrateInfo, Try, reported
 from tensorjax.tt._quadrature.node_sets import (
     NodeSet,
     gauss_nodes,
     trapezoidal_nodes,
     weighted_sum,
 )
-from tensorjax.tt._quadrature.report import IntegrateInfo, Try, reported
 
 QuadratureRule = Literal["gauss-kronrod", "gauss-legendre", "trapezoidal"]
 # Most points to which a rule is refined.

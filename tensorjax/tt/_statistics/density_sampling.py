@@ -20,7 +20,7 @@ from tensorjax._transfer import on_device
 def mass_is_positive(
     sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
 ) -> None:
-    """Raises ValueError if a train's entries have no positive finite sum, but NaN if traced."""
+    """Raises ValueError, before sampling, if a density has no positive sum; NaN if traced."""
     if _check.is_traced(sign) or sign > 0:
         return
     got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"

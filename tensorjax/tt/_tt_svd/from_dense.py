@@ -101,7 +101,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Decomposes a small array by C++ or Gram TT-SVD, if that is chosen; None for other arrays."""
+    """Decomposes an array in `from_dense` by C++ or Gram TT-SVD, if chosen; else None."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
@@ -196,10 +196,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits modes of a dense array, merged in one cut of `from_dense`, into a core for each.
-
-    All but the last core are isometries.
-    """
+    """Splits modes merged in one cut of `from_dense` into cores, isometries but for the last."""
     cores = []
     left, *modes, right = x.shape
     for n in modes[:-1]:

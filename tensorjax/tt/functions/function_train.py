@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.operators import Multipliable, Namespace
+from tensorjax._formats.arithmetic_operators import Multipliable, Namespace
 from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
 from tensorjax._formats.trains import TT, single

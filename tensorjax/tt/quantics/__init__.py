@@ -8,6 +8,12 @@ Example:
 """
 
 from tensorjax.tt.quantics.affine_maps import affine
+from tensorjax.tt.quantics.difference_operators import (
+    derivative,
+    inverse_laplacian,
+    laplacian,
+    shift,
+)
 from tensorjax.tt.quantics.elementary_functions import (
     constant,
     cosine,
@@ -17,7 +23,6 @@ from tensorjax.tt.quantics.elementary_functions import (
 )
 from tensorjax.tt.quantics.fourier_transform import fourier
 from tensorjax.tt.quantics.indicators import box, delta, step
-from tensorjax.tt.quantics.operators import derivative, inverse_laplacian, laplacian, shift
 from tensorjax.tt.quantics.quadrature import weights
 from tensorjax.tt.quantics.toeplitz_matrices import circulant, toeplitz
 

@@ -28,9 +28,9 @@ from tensorjax.linalg._subspaces.subspaces_on_host import (
     leading,
     times,
 )
-from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._core_and_factors import times as multiplied
 from tensorjax.tucker._empty_modes import cut
+from tensorjax.tucker._sums_and_padding import pad
 from tensorjax.tucker._types import Tucker
 
 # Assumed rank in the cost forecast, where nothing is known of the data.

@@ -22,6 +22,44 @@ class Backend(Protocol):
         name: What statistics call it.
         block: The size of transfer, in bytes, that suits it.
         volatile: Whether the data are gone when it is closed.
+
+    Example:
+        A backend that keeps the data in a list of bytes of this process, with one thread:
+
+        >>> import tempfile, threading, numpy as np
+        >>> from tensorjax import offload
+        >>> class Bytes:
+        ...     name, block, volatile, direct = "bytes", 1 << 20, True, False
+        ...     def open(self, path, capacity, say):
+        ...         self.data = bytearray(capacity)
+        ...     def size(self):
+        ...         return len(self.data)
+        ...     def allocate(self, size):
+        ...         pass
+        ...     def start(self, queue):
+        ...         self.thread = threading.Thread(target=self.serve, args=(queue,))
+        ...         self.thread.start()
+        ...     def serve(self, queue):
+        ...         while (ops := queue.take()) is not None:
+        ...             for op in ops:
+        ...                 part = memoryview(self.data)[op.offset : op.offset + op.size]
+        ...                 if op.write:
+        ...                     part[:] = op.memory.data
+        ...                 else:
+        ...                     op.memory.data[:] = part
+        ...                 queue.done(op)
+        ...     def stop(self):
+        ...         self.thread.join()
+        ...     def sync(self):
+        ...         pass
+        ...     def close(self):
+        ...         pass
+        >>> with offload.TensorStore(tempfile.mkdtemp(), capacity=8192, backend=Bytes()) as store:
+        ...     store.reserve({"w": np.zeros(10)})
+        ...     done = store.write("w", np.ones(10)).result()
+        ...     with store.read("w").result() as lease:
+        ...         print(lease.array.sum(), store.statistics().backend)
+        10.0 bytes
     """
 
     name: str

@@ -170,9 +170,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Assigns tensors two positions each in a store's data file, from offset ``start`` on.
-
-    All first slots lie before all second ones.
+    """Assigns tensors two slots each in the data file from ``start`` on, first slots first.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """
@@ -262,9 +260,7 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins tensor extents that are adjacent in the data file to runs of at most one block.
-
-        A larger extent is a run of its own.
+        """Joins extents adjacent in the data file to runs of one block at most, or one extent.
 
         Args:
             asked: Extents of one store with the slot to use; empty ones are left out.
@@ -310,10 +306,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size.
-
-    One transfer for several extents, many for a large one.
-    """
+    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size."""
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)

@@ -169,9 +169,7 @@ class Queue(StagingQueue):
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Replaces the staging pool of later disk reads by a larger one.
-
-        It waits for nothing but the lock.
+        """Gives the disk queue a larger staging pool for later reads; waits for the lock alone.
 
         What has memory of the pool before keeps it: reads under way, and leases.
         """
@@ -184,10 +182,7 @@ class Queue(StagingQueue):
                 self.wake()
 
     def close(self) -> list[Request]:
-        """Closes the queue of disk transfers; returns the reads that never got staging memory.
-
-        Backend threads end.
-        """
+        """Closes the queue, which ends backend threads; returns the reads that never got memory."""
         with self.lock:
             self._closed = True
             self.orphans.put(None)  # for the thread that waits for some

@@ -166,10 +166,7 @@ class StagingQueue:
                 )  # fmt: skip
 
     def _overflow(self, batch: ReadBatch) -> None:
-        """Allocates memory beside the staging pool for reads in the disk queue that block a write.
-
-        Else they would wait for each other: a deadlock.
-        """
+        """Allocates memory beside the staging pool for reads that deadlock with a write."""
         if not batch.admitted:
             size = sum(request.run.size for request in batch.requests)
             before, self.overflow = self.overflow, self.overflow + size

@@ -13,13 +13,11 @@ from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.computation.layer_programs import LayerPrograms, programs_of
 from tensorjax.offload._training.layers import Activations, Layer
-from tensorjax.offload._training.storage import host_arrays
+from tensorjax.offload._training.storage import device_to_host
 
 
 class Engine:
-    """Executor of a model's layers by jitted forward and backward programs.
-
-    There is one pair of programs per function.
+    """Executor of a model's layers by jitted forward and backward programs, a pair a function.
 
     A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
     from what the forward pass kept of it: the results of its matrix products, by a policy of
@@ -126,10 +124,7 @@ class Engine:
         """Computes a layer's output without random key; saves nothing for a backward pass.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
+          layer, params, x, batch: as for `forward`.
 
         Returns:
           The result, a pytree of arrays.
@@ -153,11 +148,7 @@ class Engine:
         handed over: updates write to their memory, so nothing else may use them.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
           kept: what `forward` kept.
           dy: cotangent of the result.
           sums: gradients of the microbatches before, like ``params``; None at the first one.
@@ -206,16 +197,10 @@ class Engine:
         share: Any,
         sums: PyTree,
     ) -> tuple[Any, Any, Any]:
-        """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
-
-        Gradients are added to ``sums``.
+        """Computes last layer's loss, input cotangent, gradients (into ``sums``), times ``share``.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
           share: factor of this microbatch, from `shares`.
           sums: gradients of the microbatches before, like ``params``; None at the first one.
 
@@ -230,11 +215,7 @@ class Engine:
         """Returns the shapes of a layer's output and saved activations without computing them.
 
         Args:
-          layer: layer to compute.
-          params: parameters of the groups it uses, on the device, as a tuple.
-          x: its input; None for the first layer.
-          batch: a microbatch on the device.
-          key: of `jax.random`, for layers that draw; None computes without.
+          layer, params, x, batch, key: as for `forward`.
 
         Returns:
           Two pytrees of `jax.ShapeDtypeStruct`.
@@ -243,11 +224,8 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether gradients copied to the host lie in pinned memory, which no update overwrites.
-
-        They are lent then: updates cannot write to it.
-        """
-        return host_arrays.lends(self.device)
+        """Whether gradients copied to the host lie in pinned memory, which no update overwrites."""
+        return device_to_host.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
         """Adds two gradients of the same parameters on the device, in the memory of the first.
@@ -281,7 +259,7 @@ class Engine:
         Returns:
           A pytree that the host reads once the transfers are done.
         """
-        return host_arrays.begin(arrays)
+        return device_to_host.begin(arrays)
 
     def wait(self, value: Any) -> Any:
         """Waits until the engine has computed arrays, and returns them.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training.storage.host_arrays import cpu
+from tensorjax.offload._training.storage.device_to_host import cpu
 from tensorjax.offload._training.weak_cache import WeakCache
 
 # Gradients of three steps, the first of which would be clipped: Adam's first update does not depend
@@ -87,10 +87,7 @@ def looks_across(
 
 @WeakCache
 def _updates(transformation: Any) -> Any:
-    """Returns a jitted function of trial updates, to see if parameter groups affect each other.
-
-    It is compiled once for a transformation and structures.
-    """
+    """Returns a jitted function of trial updates, to see if parameter groups affect each other."""
 
     @jax.jit
     def updates(params: Any, gradients: Any) -> list[Any]:

@@ -14,8 +14,8 @@ from jax.sharding import SingleDeviceSharding
 
 from tensorjax import _check, linalg
 from tensorjax.offload._training.array_checks import finite
-from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
-from tensorjax.offload._training.storage.host_arrays import cpu, to_host
+from tensorjax.offload._training.optimizer.labelled_transformations import Named, alike, kind, named
+from tensorjax.offload._training.storage.device_to_host import cpu, to_host
 from tensorjax.offload._training.weak_cache import WeakCache
 
 Into = Literal["place", "gradient", "spare"]
@@ -53,9 +53,7 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """Returns the host optimiser for one named parameter group, as labels may use the name.
-
-        It is this one if the name makes no difference.
+        """Returns the host optimiser of a named parameter group: itself if labels ignore the name.
 
         Groups for which the name makes the same difference share programs.
         """
@@ -146,10 +144,7 @@ class HostOptimizer:
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients on the host, in the memory of the first if that is writable.
-
-        ``lent`` says that it may not.
-        """
+        """Adds two gradients on the host, in the first's memory if writable and not ``lent``."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:

@@ -15,7 +15,7 @@ from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.shards import Shards
+from tensorjax.offload._training.process_shards import Shards
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.worker_threads import Settings
 
@@ -83,9 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts copying a layer's gradients to the host; returns the copies for `take` to queue.
-
-        They may still be computed.
+        """Starts copying gradients to the host, even while computed; returns them for `take`.
 
         What that takes of the device comes before the next layer that it is given: a transfer waits
         for all that was given before it.
@@ -114,10 +112,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Queues a layer's pending gradient copies for the transfer thread.
-
-        They are used up.
-        """
+        """Queues a layer's pending gradient copies for the transfer thread."""
         self.wait()
         self._there.clear()
         self._given.put(looked)

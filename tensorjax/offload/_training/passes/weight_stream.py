@@ -259,10 +259,7 @@ class WeightStream(WorkerThreads):
             super()._ended(error)
 
     def _fetch(self) -> None:
-        """Prefetches parameters to the device in a thread, layer after layer, as memory allows.
-
-        Runs without the lock.
-        """
+        """Prefetches parameters in a thread, without the lock, layer by layer, as memory allows."""
         while not self._closed:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
@@ -279,10 +276,7 @@ class WeightStream(WorkerThreads):
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a parameter group's parameters already read or kept on the host, or None.
-
-        Called without the lock.
-        """
+        """Returns a group's parameters if read or kept on the host, or None; without the lock."""
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:

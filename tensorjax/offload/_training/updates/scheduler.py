@@ -68,10 +68,7 @@ class UpdateScheduler:
     # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """Picks the parameter group whose optimiser state to read next, with version and deadline.
-
-        None if nothing is to be read now.
-        """
+        """Picks the group whose optimiser state to read next, version and deadline; or None."""
         if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
         coming = self._coming() if self._early else {}
@@ -136,10 +133,7 @@ class UpdateScheduler:
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks an optimiser state in memory whose gradient cannot arrive, to be freed, or None.
-
-        None where an update can be made.
-        """
+        """Picks a state whose gradient cannot arrive, to be freed; None if one can be updated."""
         if not self.blocked or self.able()[0] is not None:
             return None
         return next((name for name in self.fetched if name not in self.ready), None)
@@ -185,10 +179,7 @@ class UpdateScheduler:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns parameter groups whose optimiser states may be read before gradients arrive.
-
-        With their versions and deadlines.
-        """
+        """Returns groups, versions and deadlines of states to read before gradients arrive."""
         found: dict[str, tuple[int, float]] = {}
         for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:

@@ -79,10 +79,7 @@ def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """Converts a dense `LinearGeneral` to a `Linear` layer with flattened axes.
-
-    Leading axes of stacked layers are kept.
-    """
+    """Converts a dense `LinearGeneral`, stacked or not, to a `Linear` with flattened axes."""
     axes = len(layer.in_features) + len(layer.out_features)
 
     def folded(value: Any, shape: tuple[int, ...]) -> Any:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tensorjax.offload._training.storage.host_arrays import to_host
+from tensorjax.offload._training.storage.device_to_host import to_host
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
       >>> import jax
       >>> import numpy as np
       >>> from jax.sharding import NamedSharding, PartitionSpec
-      >>> from tensorjax.offload._training.shards import Part
+      >>> from tensorjax.offload._training.process_shards import Part
       >>> sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
       >>> part = Part((4, 2), sharding, 0)
       >>> part.shape, float(part.cut(np.ones((4, 2))).sum())
@@ -83,10 +83,7 @@ class Part:
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def take(self, array: jax.Array) -> jax.Array:
-        """Copies this process's shards of a sharded array to the host, concatenated.
-
-        No other process takes part in that.
-        """
+        """Copies this process's shards of an array to the host, joined; no other takes part."""
         if not array.sharding.is_equivalent_to(self._sharding, array.ndim):
             raise ValueError(f"expected an array on {self._sharding}, got one on {array.sharding}")
         blocks = {shard.device: shard.data for shard in array.addressable_shards}

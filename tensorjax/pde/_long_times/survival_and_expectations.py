@@ -50,6 +50,19 @@ class Expectation:
       residual: of the linear systems, relative, the largest one.
       sums: for every time the cores of complex trains, whose imaginary parts are the values, and
         their time derivatives with the sign reversed.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian([0.5], [[0.1]])
+      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1))
+      >>> domain = pde.Box([pde.Axis("chebyshev", 20, 0.0, 1.0)])
+      >>> found = pde.expectation(motion, domain, lambda x: np.sin(np.pi * x[:, 0]), [0.1, 0.2],
+      ...                         walls=["absorbing"])
+      >>> print(found.result.value, found([[0.5]]).shape)
+      successful (2, 1)
+      >>> bool(np.allclose(found([[0.5]])[:, 0], np.exp(-np.pi**2 / 2 * found.times), atol=1e-5))
+      True
     """
 
     times: np.ndarray
@@ -101,6 +114,16 @@ class Survival(Expectation):
     """Survival probability S(t, x) that a path from x hits no absorbing wall before time t.
 
     The attributes are those of `Expectation`.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian([0.5], [[0.1]])
+      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1))
+      >>> found = pde.survival(motion, pde.Box([pde.Axis("chebyshev", 20, 0.0, 1.0)]), [1.0])
+      >>> rate = found.density([[0.5]]) / found([[0.5]])  # of the slowest mode, π²/2
+      >>> print(found.result.value, np.round(rate, 3))
+      successful [[4.935]]
     """
 
     def density(self, x: ArrayLike) -> np.ndarray:

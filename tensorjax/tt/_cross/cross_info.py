@@ -7,7 +7,7 @@ from tensorjax.tt._cross.function_calls import Evaluations
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._cross.search import Search
+from tensorjax.tt._cross.sweeps import Search
 
 _ADVICE: dict[str, str] = {
     "converged": "",

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from tensorjax._native.argument_checks import check_arrays, check_train
+from tensorjax._native.accepted_arrays import check_arrays, check_train
 
 
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the inner product of two tensor trains by a C++ kernel, as (m, e) for m·2^e.
-
-    Its value is Σ x_i y_i = m·2^e.
 
     Args:
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.

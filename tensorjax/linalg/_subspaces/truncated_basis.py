@@ -25,14 +25,14 @@ from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import METHODS, Method
-from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
-from tensorjax.linalg._subspaces.rank_cut import cut_spectrum
-from tensorjax.linalg._subspaces.spectrum import (
+from tensorjax.linalg._subspaces.full_spectrum import (
     left_from_right,
     left_spectrum,
     reciprocals,
     spectrum,
 )
+from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
+from tensorjax.linalg._subspaces.rank_cut import cut_spectrum
 
 
 class Basis(NamedTuple):

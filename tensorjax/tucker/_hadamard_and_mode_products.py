@@ -12,8 +12,6 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
-from tensorjax.tucker._algebra import aligned
-from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import (
     finite_on_host,
     first_on_host,
@@ -25,6 +23,8 @@ from tensorjax.tucker._core_and_factors import (
 )
 from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._rounding import round
+from tensorjax.tucker._sums_and_padding import aligned
+from tensorjax.tucker._tucker_checks import one
 from tensorjax.tucker._types import Tucker
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorjax._native.argument_checks import GRAM_DTYPES
+from tensorjax._native.accepted_arrays import GRAM_DTYPES
 from tensorjax._native.host_calls import addresses, call
 
 

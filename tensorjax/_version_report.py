@@ -24,9 +24,7 @@ Rows = list[tuple[str, str]]
 
 
 def show_versions() -> None:
-    """Prints the versions of packages, the devices, and the compiled kernels in use.
-
-    With the reason where a kernel is not used.
+    """Prints the versions of packages, the devices, and the compiled kernels in use, or why not.
 
     Optional packages are not imported for it; JAX starts its backends. What it prints may go into
     a report as it is, but holds the path of the interpreter and the name of the system.

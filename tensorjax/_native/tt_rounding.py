@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from tensorjax._native.argument_checks import check_arrays, check_train
+from tensorjax._native.accepted_arrays import check_arrays, check_train
 from tensorjax._native.host_calls import call, contiguous
 
 
@@ -79,10 +79,7 @@ def rounded_shapes(
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a tensor train by a C++ kernel, discarding a share of its energy at most.
-
-    None where Gram matrices are too inaccurate for that.
-    """
+    """Rounds a train in C++ to a share of its energy; None if Gram matrices are too inaccurate."""
     cores = [contiguous(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
     check_train(cores, 3)
     modes = np.array([c.shape[1] for c in cores], np.int64)

@@ -93,10 +93,7 @@ class Updater(WorkerThreads):
         self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces to the optimiser updater which gradients will come, with their deadlines.
-
-        Gated ones wait for `release`.
-        """
+        """Announces gradients to the optimiser updater, with deadlines; gated: until `release`."""
         with self._lock:
             self._scheduler.expected = dict(coming)
             self._scheduler.gated = gated

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.operators import multiplied
+from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT
 from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tucker._argument_checks import check_core_rank, kind, one
 from tensorjax.tucker._constructors import ones_like
 from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back
 from tensorjax.tucker._to_dense import _with_dense_core
+from tensorjax.tucker._tucker_checks import check_core_rank, kind, one
 from tensorjax.tucker._types import Tucker
 
 

@@ -132,10 +132,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the costs of collectives in the transformer blocks of a training step.
-
-    For ``runs`` blocks, whose forward pass runs ``again`` times.
-    """
+    """Yields costs of collectives in ``runs`` blocks whose forward pass runs ``again`` times."""
     split, c = bool(layout.features or layout.length), s.wide
     x = s.tokens * s.features
     # Into attention and into the MLP.

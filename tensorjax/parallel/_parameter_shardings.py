@@ -10,8 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
 
-__all__ = ["shard", "shardings", "state_shardings"]
-
 
 def _is_spec(node: Any) -> bool:
     return isinstance(node, PartitionSpec)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.global_search import GlobalSearch
+from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.options_and_progress import CrossProgress, Status
