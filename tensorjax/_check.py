@@ -40,9 +40,16 @@ def _on_host(name: str, x: Any) -> np.ndarray:
         raise
 
 
-def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns an argument as a floating or complex array; raises TypeError for other dtypes."""
+def inexact(name: str, x: Any, *, stays: bool = False) -> jax.Array | np.ndarray:
+    """Returns an argument as a floating or complex array; raises TypeError for other dtypes.
+
+    Raises ValueError for 64-bit NumPy data out of the range of the 32 bits that JAX makes of them,
+    unless ``stays`` says that they keep their dtype.
+    """
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
+    if type(array) is not np.ndarray and isinstance(array, np.ndarray):
+        unmasked(name, array)
+        array = np.asarray(array)  # of other subclasses, as np.matrix, operators differ
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
             f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "
@@ -55,7 +62,49 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
             f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "
             + _remedy(array.dtype)
         )
+    if not stays:
+        representable(name, array)
     return array
+
+
+def unmasked(name: str, x: Any) -> None:
+    """Raises TypeError for a NumPy array with masked entries, which would count as data."""
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise TypeError(
+            f"{name}: expected an array without masked entries, got {int(np.sum(x.mask))} of "
+            f"{x.size}; pass x.filled(0.0), or fit those that are known by tt.complete or "
+            "tucker.hooi(mask=)"
+        )
+
+
+def representable(name: str, x: Any, dtype: Any = None) -> None:
+    """Raises ValueError if a NumPy array is out of the range of a narrower dtype it is cast to.
+
+    By default that is JAX's own, of 32 bits while jax_enable_x64 is off, where an overflow would
+    give Inf, an underflow zeros, and an integer another one. NaN and Inf pass.
+    """
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fciu" or not x.size:
+        return
+    kind = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype) if dtype is None else dtype)
+    if kind.itemsize >= x.dtype.itemsize:
+        return
+    parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
+    if x.dtype.kind in "iu":
+        limits: Any = np.iinfo(kind)
+        low, high = int(x.min()), int(x.max())
+        fits = limits.min <= low and high <= limits.max
+        size: Any = high if high > limits.max else low
+    else:
+        limits = jnp.finfo(kind)
+        size = max(float(max(p.max(), -p.min())) for p in parts)
+        fits = not float(limits.max) < size < math.inf
+        fits &= not 0 < size < float(limits.smallest_normal)
+    if not fits:
+        got = f"{size:.3g}" if isinstance(size, float) else size
+        raise ValueError(
+            f"{name}: expected numbers that {kind} holds, got {got} of {x.dtype}; scale them first"
+            + (", or call jax.config.update('jax_enable_x64', True)" if dtype is None else "")
+        )
 
 
 def _remedy(dtype: Any) -> str:
@@ -70,10 +119,19 @@ def _remedy(dtype: Any) -> str:
 _ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call
 
 
-def matrices(name: str, x: Any, *, square: bool = False) -> None:
-    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced."""
+def matrices(name: str, x: Any, *, square: bool = False, half: bool = True) -> None:
+    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced.
+
+    Of half precision only where ``half`` says so.
+    """
     if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
         raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
+    unmasked(name, x)
+    if not half and x.dtype.itemsize < 4:
+        raise TypeError(
+            f"{name}: expected single or double precision, got {x.dtype}, which LAPACK and XLA do "
+            "not factorise; cast it by .astype(np.float32)"
+        )
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
         kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
         raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")
@@ -301,6 +359,11 @@ def key(value: Any, name: str = "key") -> Any:
     legacy = dtype == np.uint32 and np.shape(value)[-1:] == (2,)  # of jax.random.PRNGKey
     if not typed and not legacy:
         raise TypeError(f"{name}: expected a jax.random.key(seed), got {short(value)}")
+    if np.shape(value) != (() if typed else (2,)):
+        raise ValueError(
+            f"{name}: expected one key, got a batch of shape {np.shape(value)}; "
+            "map the function over it with jax.vmap"
+        )
     return value
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tensorjax import _check
+from tensorjax import _check, _other_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,20 +59,26 @@ def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _placed(function: Callable[..., Any], rule: Rule) -> Any:
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        if _is_alone():
-            try:
+        try:
+            if _is_alone():
+                try:
+                    return function(*args, **options)
+                except (
+                    Exception
+                ):  # an explicit mesh of one device: else nothing is looked at before
+                    if _explicit_mesh(_bound(jax.tree.leaves((args, options)))) is None:
+                        raise
+            bound = _bound(jax.tree.leaves((args, options)))
+            if not bound:
                 return function(*args, **options)
-            except Exception:  # an explicit mesh of one device: else nothing is looked at before
-                if _explicit_mesh(_bound(jax.tree.leaves((args, options)))) is None:
-                    raise
-        bound = _bound(jax.tree.leaves((args, options)))
-        if not bound:
-            return function(*args, **options)
-        mesh = _explicit_mesh(bound)
-        run = functools.partial(_on_devices, function)
-        if mesh is None:
-            return run(bound, args, options)
-        return _in_auto_mode(run, mesh, rule, args, options)
+            mesh = _explicit_mesh(bound)
+            run = functools.partial(_on_devices, function)
+            if mesh is None:
+                return run(bound, args, options)
+            return _in_auto_mode(run, mesh, rule, args, options)
+        except TypeError as error:
+            _other_options.explain(function.__name__, options, error)
+            raise
 
     wrapped.is_placed = True  # type: ignore[attr-defined]
     return wrapped

@@ -10,6 +10,7 @@ import inspect
 import linecache
 import random
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tensorjax import _check, linalg, mera, nn, offload, parallel, tt
+from tensorjax import _check, contract, linalg, mera, nn, offload, parallel, tt, tucker
 from tensorjax.models import gpt2
 from tests.placement_cases import CASES
 
@@ -92,6 +93,46 @@ def test_arguments_of_functions_without_cases_are_named():
         for function, *arguments in each:
             with pytest.raises((TypeError, ValueError), match=f"^{name} expected"):
                 function(*arguments)
+
+
+def test_batches_of_keys_and_matrices_in_half_precision_are_named():
+    keys = jax.random.split(jax.random.key(0), 3)
+    for call in (
+        lambda key: tt.random(key, (3, 4), 2), lambda key: tt.sample(key, tt.ones((2,))),
+        lambda key: mera.random(key, (2, 2), 2), lambda key: tt.stream(key, (3, 4), 2),
+    ):  # fmt: skip
+        for some in (keys, jax.random.split(jax.random.PRNGKey(0), 3)):
+            with pytest.raises(ValueError, match=r"key: expected one key, got a batch of shape"):
+                call(some)
+    for dtype in (np.float16, jnp.bfloat16):
+        for f in (linalg.svd, linalg.qr, linalg.eigh):
+            for a in (np.ones((2, 2), dtype), jnp.ones((2, 2), dtype)):
+                with pytest.raises(TypeError, match=r"a: expected single or double precision"):
+                    f(a)
+
+
+def test_masked_entries_do_not_count_as_data():
+    x = np.ma.masked_array(np.ones((3, 4)), mask=np.eye(3, 4, dtype=bool))
+    known = np.ma.masked_array(np.ones((3, 4)), mask=False)
+    where = np.indices((3, 4)).reshape(2, -1).T
+
+    def einsum(x: Any) -> Any:
+        return contract.einsum("ij->i", x)
+
+    for call in (
+        lambda x: tt.from_dense(x, tol=0.1), lambda x: tucker.from_dense(x, rank=1),
+        lambda x: tucker.hooi(x, rank=1), lambda x: tt.rank_one(list(x)),
+        lambda x: tt.complete(where, x.ravel(), (3, 4), 1), linalg.svd, linalg.qr,
+        einsum, lambda x: tt.identity((3,)) @ x,
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"masked entries, got [13] of"):
+            call(x)
+        if call is not einsum:  # JAX has its own error for all arrays of this class
+            call(known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)  # of NumPy, for the class
+        matrix = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+    assert np.allclose(tt.to_dense(tt.from_dense(matrix, tol=1e-8)), np.asarray(matrix))
 
 
 def test_raw_errors_are_found():

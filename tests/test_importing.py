@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _version_report, tt
+from tensorjax import _extras, _native, _version_report, contract, tt
 from tensorjax.tt import _other_names
 from tests.public_surface import PACKAGES, module
 
@@ -242,3 +244,27 @@ def test_names_of_other_libraries_are_none_of_ours() -> None:
         assert not {*theirs.split()} & {*tt.__all__}
         for name in re.findall(r"\btt\.(\w+)", hint):
             assert hasattr(tt, name), name
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: tt.eigsh(tt.identity((2, 2)), tol=1e-3, which="LA"), "largest are those of -A"),
+        (lambda: tt.eigsh(tt.identity((2, 2)), tol=1e-3, M=None), "generalised problems"),
+        (lambda: tt.solve(tt.identity((2,)), tt.ones((2,)), tol=1e-3, nswp=3), "max_sweeps="),
+        (lambda: tt.round(tt.ones((2, 2)), eps=1e-3), "is tol="),
+        (lambda: tt.round(tt.ones((2, 2)), rmax=2), "by rank="),
+        (lambda: contract.einsum("i->", jnp.ones(2), dtype="float32"), "preferred_element_type="),
+    ],
+)
+def test_options_of_other_libraries_lead_to_ours(call: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument") as found:
+        call()
+    assert hint in "".join(found.value.__notes__)
+
+
+def test_other_unknown_options_and_errors_have_no_hint() -> None:
+    for call in (lambda: tt.round(tt.ones((2,)), other=1), lambda: tt.round(3, tol=1e-3)):
+        with pytest.raises(TypeError) as found:
+            call()
+        assert not hasattr(found.value, "__notes__")

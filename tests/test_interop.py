@@ -357,6 +357,8 @@ BATCH = jax.vmap(lambda c: tt.TT([c]))(jnp.ones((3, 1, 2, 1)))
         (TypeError, "x: .*traced", lambda: jax.jit(interop.to_numpy)(tt.ones((2,)))),
         (TypeError, "data: .*ndarray", lambda: interop.from_numpy(np.ones(2))),
         (TypeError, "data: ", lambda: interop.from_numpy([np.ones(2)])),
+        (TypeError, "'layers'.*list", lambda: interop.from_numpy({"layers": None, "top": 1.0})),
+        (ValueError, "'layers'.*int", lambda: interop.from_numpy({"layers": [3], "top": 1.0})),
         (ValueError, "cores", lambda: interop.from_numpy([np.ones((2, 2, 1))])),
         (ValueError, "backend: .*'torch'", lambda: interop.to_tensornetwork(
             tt.ones((2,)), "torch")),

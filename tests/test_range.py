@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import convert, mera, tt, tucker
+from tensorjax import contract, convert, mera, sketch, tt, tucker
 from tensorjax._cores import products, scaling
 from tensorjax._kernels import first_calls
 from tests.oracles import compilations, cores, dense, error, multiplied, norm
@@ -85,6 +85,134 @@ def test_scalars_that_the_dtype_does_not_hold(rng, dtype):
     for weight in (np.inf, jnp.nan, np.float32("inf")):
         with pytest.raises(ValueError, match=r"weights\[1\]: expected finite"):
             tt.linear_combination([small, large], [1.0, weight])
+
+
+def of_norm_beyond_half(seed):
+    """A train of signs whose entries float16 holds, and its norm not; and its dense array."""
+    shape = (4, 5, 4)
+    rng = np.random.default_rng(seed)
+    signs = [rng.choice([-1.0, 1.0], n) for n in shape]
+    size = float(rng.uniform(2e4, 6e4))
+    place = int(rng.integers(3))
+    vectors = [s * (size if k == place else 1.0) for k, s in enumerate(signs)]
+    x = tt.rank_one([v.astype(np.float16) for v in vectors])
+    return x, multiplied([np.asarray(c).astype(np.float64) for c in x.cores]).reshape(shape)
+
+
+TUCKER_ONE = tucker.Tucker(np.ones((1, 1, 1), np.float16), [np.ones((n, 1), np.float16)
+                                                             for n in (4, 5, 4)])  # fmt: skip
+HALF = {
+    "orthogonalize": lambda x: tt.orthogonalize(x, 1),
+    "round(tol=)": lambda x: tt.round(x + x, tol=0.1) * 0.5,
+    "round(rank=)": lambda x: tt.round(x, rank=1),
+    "hadamard(tol=)": lambda x: tt.hadamard(x, tt.ones(x.shape, np.float16), tol=0.1),
+    "linear_combination(rank=)": lambda x: tt.linear_combination([x, x], [0.5, 0.5], rank=1),
+    "permute(tol=)": lambda x: tt.permute(tt.permute(x, (2, 0, 1), tol=0.1), (1, 2, 0), tol=0.1),
+    "reshape(tol=)": lambda x: tt.reshape(tt.reshape(x, (20, 4), tol=0.1), x.shape, tol=0.1),
+    "pinv": lambda x: tt.pinv(tt.pinv(x * 1e-4, 1), 1) * 1e4,
+    "scaled": lambda x: tt.orthogonalize(x * 1e-4, 1) * 1e4,
+    "divided": lambda x: tt.orthogonalize(x * 1e-4, 1) / 1e-4,
+    "tt_to_tucker(rank=)": lambda x: tucker.to_tt(convert.tt_to_tucker(x, rank=1)[0]),
+    "tucker.round": lambda x: tucker.to_tt(
+        tucker.round(tucker.mode_product(TUCKER_ONE, jnp.diag(x.cores[0][0, :, 0]), 0), rank=1)),
+    "tucker.orthogonalize": lambda x: tucker.to_tt(
+        tucker.orthogonalize(tucker.mode_product(TUCKER_ONE, jnp.diag(x.cores[0][0, :, 0]), 0))),
+}  # fmt: skip
+BY_DATA = ("tol=", "tucker")
+
+
+COMPILED = ("linear_combination(rank=)", "tt_to_tucker(rank=)", "tucker.round")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in COMPILED else n for n in HALF]
+)
+def test_norms_that_half_precision_does_not_hold_are_shared(name):
+    for seed in range(2):
+        x, exact = of_norm_beyond_half(seed)
+        if name.startswith("tucker."):
+            x = tt.TT([x.cores[0], *(jnp.ones_like(c) for c in x.cores[1:])])
+            exact = multiplied([np.asarray(c).astype(np.float64) for c in x.cores])
+            exact = exact.reshape(x.shape)
+        found = HALF[name](x)
+        assert found.dtype == np.float16
+        assert error(dense(found), exact) <= 0.02 * norm(exact), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in HALF if not any(d in n for d in BY_DATA)])
+def test_norms_that_half_precision_does_not_hold_are_shared_in_programs(name):
+    x, exact = of_norm_beyond_half(2)
+    assert error(dense(jax.jit(HALF[name])(x)), exact) <= 0.02 * norm(exact)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_scalars_in_range_do_not_leave_it_in_one_core(rng, dtype):
+    """Large ones beside a core that holds the norm, small ones beside cores of opposite sizes."""
+    for _ in range(3):
+        shape = tuple(rng.integers(2, 5, 3).tolist())
+        signs = rng.choice([-1.0, 1.0], shape).astype(dtype)
+        power = float(10.0 ** rng.uniform(37.2, 38.4))
+        t = tt.from_dense(signs, tol=1e-4)
+        for factor in (power, dtype(power)):
+            for found in (t * factor, t / (1 / factor), tt.linear_combination([t], [factor])):
+                assert error(dense(found) / power, signs) <= 1e-4 * norm(signs)
+        k, m = rng.choice(3, 2, replace=False)
+        cores_ = list(tt.from_dense(signs, tol=1e-4).cores)
+        cores_[k], cores_[m] = cores_[k] * dtype(1e-28), cores_[m] * dtype(1e28)
+        small = tt.TT(cores_)
+        for found in (small * 1e-30, small / 1e30, small * dtype(1e-30)):
+            assert error(dense(found) * 1e30, signs) <= 1e-4 * norm(signs)
+
+
+# Data of 64 bits while JAX has 32 -----------------------------------------------------------------
+
+GRID = tt.quantics_grid(0.0, 1.0, 3)
+DATA = {
+    "from_dense": lambda x: tt.from_dense(x, tol=0.1),
+    "matrix_from_dense": lambda x: tt.matrix_from_dense(x, (3,), (4,), rank=1),
+    "tucker.from_dense": lambda x: tucker.from_dense(x, rank=1),
+    "tucker.hooi": lambda x: tucker.hooi(x, rank=1),
+    "tucker.nonnegative": lambda x: tucker.nonnegative(np.abs(x), rank=1, key=jax.random.key(0)),
+    "complete": lambda x: tt.complete(np.indices((3, 4)).reshape(2, -1).T, x.ravel(), (3, 4), 1),
+    "rank_one": lambda x: tt.rank_one([x[0], np.ones(2)]),
+    "meshgrid": lambda x: tt.meshgrid(x[0], x[0]),
+    "chain_operator": lambda x: tt.chain_operator(2, site=x[:2, :2]),
+    "contract_modes": lambda x: tt.contract_modes(tt.ones((4, 2)), {0: x[0]}),
+    "mode_product": lambda x: tt.mode_product(tt.ones((4, 2)), x, 0),
+    "a @ x": lambda x: tt.identity((4,)) @ x[0],
+    "quantics.constant": lambda x: tt.quantics.constant(GRID, float(np.abs(x).max())),
+    "sketch.apply": lambda x: sketch.apply(sketch.khatri_rao(jax.random.key(0), (3, 4), 2), x),
+    "mera.expectation": lambda x: mera.expectation(
+        mera.random(jax.random.key(0), (2,) * 4, 2), x[:2, :2], 0),
+    "einsum": lambda x: contract.einsum("ij->i", x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_beyond_single_precision_are_refused_where_they_become_that(rng, name):
+    """They became Inf or zeros: a finite check of the 64-bit data had passed."""
+    x = rng.choice([-1.0, 1.0], (3, 4)) * rng.uniform(1, 2, (3, 4))
+    with jax.enable_x64(False):
+        for power in (rng.integers(40, 300), -rng.integers(40, 300)):
+            with pytest.raises(
+                ValueError, match=r"expected numbers that float32 holds, got .*e[+-]"
+            ):
+                DATA[name](x * 10.0**power)
+        x[0, 0] = 1e-60  # beside others that are in range: zero to within roundoff
+        DATA[name](x)
+
+
+def test_integers_beyond_32_bits_are_refused_where_they_become_that(rng):
+    x = np.array([2**31 - 1, -(2**31)])
+    with jax.enable_x64(False):
+        contract.einsum("i->i", x)
+        for far in (2 ** int(rng.integers(31, 62)), -(2 ** int(rng.integers(32, 62)))):
+            for call in (contract.einsum, contract.plan("i->i", (2,)).on_host):
+                given = ("i->i",) if call is contract.einsum else ()
+                with pytest.raises(ValueError, match=f"operand 0: .*int32 holds, got {far}"):
+                    call(*given, np.array([far, 1]))
+    assert int(contract.einsum("i->", np.array([2**40, 1]))) == 2**40 + 1
 
 
 def test_tucker_sums_of_parts_that_differ_in_size(rng):

@@ -169,6 +169,39 @@ def test_completions_do_not_depend_on_the_scale_of_the_values(rng):
     assert not dense(y).any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(np.float16, 3), (np.float32, 37), (np.complex64, 37), (np.float64, 300)]
+)
+def test_norms_that_no_core_of_a_completion_holds(rng, dtype: Any, most: int):
+    """The norm of a long train is beyond the dtype whose entries are in range, at any scale."""
+    for scale in 10.0 ** rng.integers(0, most + 1, 2):
+        order = int(rng.integers(most, most + 40)) if most < 300 else 40
+        signs = [rng.choice([-1.0, 1.0], 10) for _ in range(order)]
+        shape = (10,) * order
+        where = rng.integers(0, 10, (300, order))
+        values = np.prod([s[i] for s, i in zip(signs, where.T, strict=True)], 0) * scale
+        place = int(rng.integers(order))  # the start, too, has its size somewhere
+        start = tt.rank_one([(s * (scale if k == place else 1)).astype(dtype)
+                             for k, s in enumerate(signs)])  # fmt: skip
+        x, info = tt.complete(where, values.astype(dtype), shape, 1, x0=start, tol=0.05)
+        assert info.status == "reached"
+        assert x.dtype == dtype
+        found = np.asarray(tt.evaluate(x, where)).astype(np.complex128)
+        assert np.abs(found / scale - values / scale).max() <= 0.05
+
+
+def test_samples_that_repeat_entries_do_not_hide_that_a_fit_is_overfitted(rng):
+    """The samples of noise held out had been fitted as well, and the status was "reached"."""
+    shape = (5, 4, 6)
+    where = np.stack(np.unravel_index(rng.permutation(120)[:60], shape), 1)
+    for held_out in (0.0, 0.2):
+        given = np.tile(where, (3, 1)), np.tile(rng.standard_normal(60), 3)
+        _, info = tt.complete(*given, shape, 6, tol=1e-3, held_out=held_out)
+        assert info.error <= 1e-3
+        assert info.status == "overfit"
+        assert not info.held_out_error < 0.7
+
+
 @pytest.mark.parametrize("method", ["als", pytest.param("riemannian", marks=pytest.mark.slow)])
 def test_statuses_and_advice_say_what_the_errors_say(method: Any):
     """Overfitted are samples fitted better than those held out; advice is of the method."""

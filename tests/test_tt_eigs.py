@@ -215,6 +215,35 @@ def test_zero_and_the_identity_have_any_orthonormal_vectors():
         assert info.status == "converged"
 
 
+@pytest.mark.parametrize("order", [3, 7])
+def test_pairs_do_not_depend_on_the_scale_of_the_operator(rng, order):
+    """Nor on where it sits: in one core, or in opposite ways in the cores of two terms."""
+    a = tt.chain_operator(order, site=rng.standard_normal() * Z, bond=HEISENBERG)
+    wanted, _, info = tt.eigsh(a, k=2, tol=1e-8)
+    for power in (*rng.integers(160, 300, 2), *-rng.integers(160, 300, 2)):
+        scale, seen = 10.0**power, []
+        k, m = rng.choice(order, 2, replace=False)
+        one, two, opposite = (list(a.cores) for _ in range(3))
+        one[k] = one[k] * scale
+        two[k], two[m] = two[k] * scale, two[m] / scale
+        opposite[k], opposite[m] = opposite[k] / scale, opposite[m] * scale
+        values, _, found = tt.eigsh(tt.TTMatrix(one), k=2, tol=1e-8, callback=seen.append)
+        assert error(values / scale, wanted) <= 1e-9 * norm(wanted)
+        assert (found.status, found.check) == (info.status, info.check)
+        assert (found.residual <= found.bound).all()
+        np.testing.assert_allclose(found.bound / scale, info.bound, rtol=1e-6)
+        assert abs(min(s.value for s in seen) / scale - wanted[0]) <= 1e-6 * norm(wanted)
+        both = tt.add(tt.TTMatrix(two), tt.TTMatrix(opposite))
+        values, _, found = tt.eigsh(both, k=2, tol=1e-8)
+        assert found.status == "converged"
+        assert error(values, 2 * wanted) <= 1e-9 * norm(wanted)
+    skew = tt.random_matrix(jax.random.key(0), (2,) * order, (2,) * order, 2) * 1e290
+    with pytest.raises(ValueError, match="expected a Hermitian operator"):
+        tt.eigsh(skew, tol=1e-8)
+    with pytest.raises(OverflowError, match="float32 cannot hold its eigenvalues"):
+        tt.eigsh(tt.TTMatrix([c.astype(np.float32) * np.float32(1e15) for c in a.cores]), tol=1e-4)
+
+
 # Missed levels -----------------------------------------------------------------------------------
 
 

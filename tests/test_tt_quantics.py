@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -323,6 +324,11 @@ WRONG = [
     (ValueError, "tol", lambda: q.fourier(GRID, tol=0.0)),
     (TypeError, "complex dtype", lambda: q.fourier(GRID, dtype=float)),
     (TypeError, "at: .*traced", lambda: jax.jit(lambda x: q.step(GRID, x))(0.5)),
+    (
+        TypeError,
+        "digits: .*traced",
+        lambda: jax.jit(lambda d: tt.quantics_to_index(d, dims=1))(jnp.ones((1, 3), int)),
+    ),
 ]
 
 

@@ -68,6 +68,16 @@ def test_under_scan_and_in_single_precision():
     assert tt.distance(found, exact) < 1e-3 * tt.norm(exact)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_streams_in_half_precision(dtype: Any):
+    """No LAPACK has it: factorisations are those of single precision."""
+    one = tt.ones(SHAPE, dtype)
+    found = streamed(tt.stream(jax.random.key(1), SHAPE, 3, dtype), [one, one], [0.5, 1.0])
+    assert found.dtype == dtype
+    assert np.abs(np.asarray(tt.to_dense(found), float) - 1.5).max() < 50 * jnp.finfo(dtype).eps
+
+
 def test_nothing_and_one_mode():
     assert tt.norm(tt.stream_train(tt.stream(jax.random.key(0), SHAPE, 3, float))) == 0
     one = tt.random(jax.random.key(0), (7,), 1, float)

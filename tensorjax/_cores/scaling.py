@@ -23,6 +23,7 @@ from tensorjax.linalg._powers_of_two import (
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
 # Trains of so many cores at most: the remainder of their exponent, by one core, is in range.
 _FEW_CORES = 64
+_NARROW = 64  # powers of two: a dtype whose range ends below them is narrow
 _MOST = 2000  # powers of two that take any number of double precision to any other
 
 
@@ -45,6 +46,29 @@ def evenly(exponent: int, count: int) -> list[int]:
     # has powers of two.
     share, rest = divmod(exponent, count)
     return [share + (k < rest) for k in range(count)]
+
+
+def cast_in_range(cores: Sequence[Any], dtype: Any, **copy: bool) -> Cores:
+    """Casts the cores of a train to its dtype, in which float16 may not hold the one of the norm.
+
+    All cores share their size then. Of other dtypes sizes fit as they were computed: nothing is
+    looked at. ``copy`` is that of NumPy's ``astype``.
+    """
+    least, most = int(jnp.finfo(dtype).minexp), exponents_held(dtype)[1]
+    if most > _NARROW:
+        return [c.astype(dtype, **copy) for c in cores]
+    if is_host(cores[0]):
+        own = [exponent_of(c) for c in cores]
+        if all(least < e <= most for e in own):
+            return [c.astype(dtype) for c in cores]
+        shares = evenly(sum(own), len(cores))
+        return [scaled(c, s - e).astype(dtype) for c, s, e in zip(cores, shares, own, strict=True)]
+    sizes = jnp.stack([exponent_of(c) for c in cores])
+    zero = 2 - exponents_held(cores[0].dtype)[1]  # or subnormal
+    _, shares = _alone_or_shared(sizes.sum(dtype=jnp.int32), len(cores), 0)
+    fits = ((least < sizes) & (sizes <= most)).all() | (sizes == zero).any()
+    moves = settled(jnp.where(fits, 0, shares - sizes))
+    return [scaled(c, moves[k]).astype(dtype) for k, c in enumerate(cores)]
 
 
 def computed_once(exponent: Any) -> jax.Array:

@@ -177,7 +177,7 @@ def promoted(dtype: Any, scalar: Any) -> Any:
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
     if isinstance(scalar, np.generic | np.ndarray):
-        scalar = _check.inexact("scalar", scalar) if _is_inexact(scalar) else 1
+        scalar = _check.inexact("scalar", scalar, stays=True) if _is_inexact(scalar) else 1
     elif isinstance(scalar, jax.Array) and not _is_inexact(scalar):
         scalar = 1
     if isinstance(scalar, int | float):  # weak
@@ -265,8 +265,9 @@ def divided(x: Any, divisor: Any) -> Any:
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
     """Splits a scalar that multiplies or divides a tensor into m · 2^e, m in the dtype's range.
 
-    The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
-    with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
+    The exponent is zero but for numbers of Python and NumPy far from one, see `_range`: with the
+    core that they multiply they may be out of range, or in it only with that, and XLA flushes
+    subnormals to zero.
     """
     if isinstance(scalar, jax.Array):
         return (scalar if scalar.dtype == dtype else scalar.astype(dtype)), 0
@@ -292,9 +293,13 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the least and largest normal number of a dtype, to check a scalar operand."""
+    """Returns the least and largest scalar that goes into one array as it is, without a look.
+
+    Roots of the least and largest normal number, for what is in the array comes to that: the norm
+    of a whole train may be in one core, or beside cores of the opposite size.
+    """
     info = jnp.finfo(dtype)
-    return float(info.smallest_normal), float(info.max)
+    return 2.0 ** (int(info.minexp) // 2), 2.0 ** (int(info.maxexp) // 2)
 
 
 def _is_finite(size: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tensorjax import _symbolic
+from tensorjax import _check, _other_options, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
 from tensorjax.contract import (
@@ -182,6 +183,8 @@ class Plan:
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
+            _check.unmasked(f"operand {i}", x)
+            _check.representable(f"operand {i}", x)
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
         """Returns a contraction plan's program for symbolic sizes (`jax.export`)."""
@@ -223,8 +226,9 @@ def plan(
 
     Args:
       expr: subscripts as in `numpy.einsum`, for example ``"ij,jk->ik"``: explicit or implicit
-        output, ``...``, repeated labels (diagonals), labels in any number of operands, and
-        any letter or non-ASCII symbol (`opt_einsum.get_symbol`) as a label. NumPy's
+        output, ``...`` (summed over where an explicit output lacks it, as in `jax.numpy`, where
+        NumPy raises an error), repeated labels (diagonals), labels in any number of operands,
+        and any letter or non-ASCII symbol (`opt_einsum.get_symbol`) as a label. NumPy's
         interleaved form ``plan(x, [0, 1], y, [1, 2], [0, 2])`` is understood too.
       *operands: for each operand an array, a tracer, a `jax.ShapeDtypeStruct` or a tuple of
         ints, its shape. Axes of size 1 stretch as in NumPy.
@@ -293,6 +297,14 @@ def plan(
     )
 
 
+# `plan` knows of a dtype for shapes alone, which `einsum` has not: it would be ignored.
+_EINSUM_OPTIONS = {
+    name
+    for name, p in inspect.signature(plan).parameters.items()
+    if p.kind is p.KEYWORD_ONLY and name != "dtype"
+}
+
+
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """Contracts arrays by an einsum expression, after planning the order of products.
 
@@ -301,14 +313,14 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     Args:
       expr: subscripts as in `plan`.
       *arrays: the operands.
-      **options: keyword options of `plan`.
+      **options: keyword options of `plan`, but ``dtype``: that is the operands' own.
 
     Returns:
       The result, a JAX array.
 
     Raises:
       ValueError: if the expression, shapes or options do not fit.
-      TypeError: if an argument has the wrong type.
+      TypeError: if an argument has the wrong type, or is an option of `numpy.einsum` alone.
 
     Example:
       >>> import jax.numpy as jnp
@@ -318,6 +330,11 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
 
     Source: the expressions are NumPy's; the order of products is that of `plan`.
     """
+    for name in options:
+        if name not in _EINSUM_OPTIONS:
+            error = TypeError(f"einsum() got an unexpected keyword argument {name!r}")
+            _other_options.explain("einsum", options, error)
+            raise error
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))
     described = [_symbolic.like(x) for x in arrays]

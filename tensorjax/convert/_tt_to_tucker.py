@@ -154,6 +154,6 @@ def _static(t: TT, tol: Any, ranks: tuple[int, ...]) -> tuple[Tucker, jax.Array]
     share = None if tol is None else tol**2
     cores, exponent = scaling.near_one([c.astype(dtype) for c in t.cores])
     cut = mode_truncation.truncate(cores, ranks=ranks, share=share)
-    cores = scaling.shared_out(cut.cores, exponent + cut.exponent)
+    cores = scaling.cast_in_range(scaling.shared_out(cut.cores, exponent + cut.exponent), t.dtype)
     out = Tucker._unchecked(TT._unchecked(tuple(cores)), tuple(cut.factors))
     return out.astype(t.dtype), jnp.stack(cut.tails)

@@ -72,10 +72,13 @@ def from_numpy(data: Any) -> Format:
     Source: ours.
     """
     if isinstance(data, dict) and set(data) == {"layers", "top"}:
+        if not isinstance(data["layers"], list | tuple):
+            raise TypeError(f"data['layers']: expected a list, got {type(data['layers']).__name__}")
         for k, x in enumerate(data["layers"]):
-            if not {"disentanglers", "isometries"} <= set(x):
+            if not isinstance(x, dict) or not {"disentanglers", "isometries"} <= set(x):
+                got = set(x) if isinstance(x, dict) else type(x).__name__
                 raise ValueError(
-                    f"data['layers'][{k}]: expected 'disentanglers' and 'isometries', got {set(x)}"
+                    f"data['layers'][{k}]: expected 'disentanglers' and 'isometries', got {got}"
                 )
         layers = [Layer(x["disentanglers"], x["isometries"], x.get("cuts")) for x in data["layers"]]
         return MERA(layers, data["top"])

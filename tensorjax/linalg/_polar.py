@@ -34,7 +34,7 @@ def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: N. Higham, "Functions of Matrices" (SIAM, 2008), chapter 8; by the SVD.
     """
-    a = _check.inexact("a", a)  # type: ignore[assignment]
+    a = _check.inexact("a", a, stays=True)  # type: ignore[assignment]
     _check.matrices("a", a)
     u, s, vh = svd(wide(a))
     p = matmul(scale_columns(adjoint(vh), s), vh)

@@ -39,7 +39,8 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
       (q (…, m, k), r (…, k, n)), k = min(m, n); arrays of the kind of ``a``.
 
     Raises:
-      TypeError: ``a`` is no array of numbers. ValueError: it has fewer than two axes.
+      TypeError: ``a`` is no array of numbers, or of half precision. ValueError: it has fewer than
+        two axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,7 +51,7 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; the derivative where pivots vanish is ours.
     """
-    _check.matrices("a", a)
+    _check.matrices("a", a, half=False)
     return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)  # type: ignore[return-value]
 
 

@@ -37,8 +37,8 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
       (u (…, m, k), s (…, k), vh (…, k, n)), s real; arrays of the kind of ``a``.
 
     Raises:
-      TypeError: ``a`` is no array of numbers. ValueError: fewer than two axes; NaN or Inf in an
-        array of NumPy (of JAX, the results are NaN).
+      TypeError: ``a`` is no array of numbers, or of half precision. ValueError: fewer than two
+        axes; NaN or Inf with which LAPACK fails in an array of NumPy (else the results are NaN).
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -51,7 +51,7 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     Source: LAPACK or XLA; derivatives and refinement are ours, the latter akin to T. Ogita,
     K. Aishima, J. Comput. Appl. Math. 382, 113085 (2021).
     """
-    _check.matrices("a", a)
+    _check.matrices("a", a, half=False)
     if is_host(a):
         return _lapack_svd(a)  # type: ignore[return-value]
     return placed(_svd)(a)  # type: ignore[return-value]
@@ -156,8 +156,9 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
       (w (…, m) real, v (…, m, m)); arrays of the kind of ``a``.
 
     Raises:
-      TypeError: ``a`` is no array of numbers. ValueError: its last two axes differ, or there are
-        fewer; NaN or Inf in an array of NumPy (of JAX, the results are NaN).
+      TypeError: ``a`` is no array of numbers, or of half precision. ValueError: its last two axes
+        differ, or there are fewer; NaN or Inf with which LAPACK fails in an array of NumPy (else
+        the results are NaN).
 
     Example:
       >>> import jax.numpy as jnp
@@ -168,7 +169,7 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; derivatives and refinement are ours, as for `svd`.
     """
-    _check.matrices("a", a, square=True)
+    _check.matrices("a", a, square=True, half=False)
     if is_host(a):
         try:
             w, v = np.linalg.eigh(a)

@@ -79,7 +79,7 @@ def truncated_svd(
     Source: C. Eckart, G. Young, "The approximation of one matrix by another of lower rank",
     Psychometrika 1 (1936); the subspace is that of `left_basis`.
     """
-    a = _check.inexact("a", a)
+    a = _check.inexact("a", a, stays=True)
     if a.ndim < 2:
         raise ValueError(f"a: expected a matrix (…, m, n), got shape {a.shape}")
     if 0 in a.shape[-2:]:

@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import settled
+from tensorjax._cores.scaling import cast_in_range, settled
 from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT, TTMatrix
@@ -25,6 +25,7 @@ from tensorjax.tt._rounding.sums_of_products import factors_of, shape_of, term_o
 
 # Singular values of a sketch below this many eps of the largest carry nothing but roundoff.
 _CUTOFF = 100
+_MOST_CUT = 0.1  # of half precision: the largest ones themselves are no roundoff
 
 
 class Stream(NamedTuple):
@@ -103,7 +104,9 @@ def stream(
         vectors = (vectors * np.asarray(3**0.5, vectors.dtype)).astype(dtype)
         ends = [sum(shape[: i + 1]) for i in range(len(shape))]
         draws.append(tuple(vectors[e - n : e] for n, e in zip(shape, ends, strict=True)))
-        mixes.append(linalg.qr(_drawn(jax.random.normal, second, (width, width), dtype))[0])
+        wide = linalg.factor_dtype(dtype)
+        mix = linalg.qr(_drawn(jax.random.normal, second, (width, width), wide))[0]
+        mixes.append(mix.astype(dtype))
     xp = constants()
     cores = [
         xp.zeros((a, n, b), dtype) for a, n, b in zip([1, *lefts], shape, [*ranks, 1], strict=True)
@@ -278,14 +281,17 @@ def stream_train(state: Stream) -> TT:
 
 def _recovered(state: Stream) -> TT:
     xp = np if linalg.is_host(state.cores[0]) else jnp
-    cores = [state.cores[0]]
-    for bond, core in zip(state.bonds, state.cores[1:], strict=True):
-        u, s, vh = linalg.svd(bond)
-        kept = s > _CUTOFF * linalg.epsilon(bond.dtype) * s[0]
+    dtype = state.cores[0].dtype
+    wide = linalg.factor_dtype(dtype)
+    first, *others = [c.astype(wide) for c in state.cores]
+    cores = [first]
+    for bond, core in zip(state.bonds, others, strict=True):
+        u, s, vh = linalg.svd(bond.astype(wide))
+        kept = s > min(_CUTOFF * linalg.epsilon(dtype), _MOST_CUT) * s[0]
         inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(s.dtype)
         core = absorb(linalg.adjoint(u), core)
         cores.append(absorb(linalg.scale_columns(linalg.adjoint(vh), inverse), core))
-    return TT._unchecked(tuple(cores))
+    return TT._unchecked(tuple(cast_in_range(cores, dtype)))
 
 
 _recover = jax.jit(_recovered)

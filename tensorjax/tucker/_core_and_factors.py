@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores import scaling
 from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.scaling import balanced, near_one, shared_out
 from tensorjax._cores.unfoldings import unfold
@@ -59,6 +60,15 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
         )
     *factors, core = shared_out([*factors, core], exponent)
+    return Tucker._unchecked(core, tuple(factors))
+
+
+def cast_in_range(t: Tucker, dtype: Any) -> Tucker:
+    """Casts a Tucker tensor; float16 may not hold the norm in the core: arrays then share it."""
+    if isinstance(t.core, TT):
+        core = TT._unchecked(tuple(scaling.cast_in_range(t.core.cores, dtype)))
+        return Tucker._unchecked(core, tuple(u.astype(dtype) for u in t.factors))
+    *factors, core = scaling.cast_in_range([*t.factors, t.core], dtype)
     return Tucker._unchecked(core, tuple(factors))
 
 

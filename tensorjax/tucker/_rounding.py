@@ -20,6 +20,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tucker._core_and_factors import (
+    cast_in_range,
     finite_on_host,
     from_host,
     is_first_on_host,
@@ -158,7 +159,8 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
             method = linalg.choose("auto", share / t.order, core.dtype)
             (small, factors), e = st_hosvd(core, None, share / t.order, method, None), 0
         factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
-        out = jax.device_put(_on_host_back(small, factors, exponent + e, t.dtype).astype(t.dtype))
+        out = _on_host_back(small, factors, exponent + e, t.dtype)
+        out = jax.device_put(cast_in_range(out, t.dtype))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
@@ -205,7 +207,7 @@ def _to_ranks_on_host(
     if not isinstance(given.core, TT):
         part = None if share is None else share / t.order
         core, factors = _static_dense(given.core, list(given.factors), ranks, part)
-        return scaled_back(core, factors, exponent).astype(t.dtype)
+        return cast_in_range(scaled_back(core, factors, exponent), t.dtype)
     part = _part_of_modes(share, t.order)
     cores = list(given.core.cores)
     cut = mode_truncation.truncate(cores, ranks=ranks, share=part, factors=given.factors)
@@ -216,7 +218,7 @@ def _to_ranks_on_host(
         small, e = compressed(cut.cores, bounds, left, "svd", None)
         exponent += e
     core = TT._unchecked(tuple(small))
-    return scaled_back(core, cut.factors, exponent).astype(t.dtype)
+    return cast_in_range(scaled_back(core, cut.factors, exponent), t.dtype)
 
 
 def _least(dtype: Any) -> float:
@@ -234,7 +236,7 @@ def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] 
     else:
         part = None if share is None else share / t.order
         core, factors = _static_dense(t.core, list(t.factors), ranks, part)
-    return scaled_back(core, factors, exponent).astype(dtype)
+    return cast_in_range(scaled_back(core, factors, exponent), dtype)
 
 
 def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any], Any]:
@@ -308,7 +310,7 @@ def _orthogonalized(t: Tucker) -> Tucker:
 def _orthogonalized_on_host(t: Tucker) -> Tucker:
     given, exponent = near_one_parts(on_host(t))
     core, factors = orthonormalized(given)
-    return scaled_back(core, factors, exponent).astype(t.dtype)
+    return cast_in_range(scaled_back(core, factors, exponent), t.dtype)
 
 
 @jax.jit
@@ -316,4 +318,4 @@ def _orthogonalize(t: Tucker) -> Tucker:
     dtype = t.dtype
     t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
     core, factors = orthonormalized(t)
-    return scaled_back(core, factors, exponent).astype(dtype)
+    return cast_in_range(scaled_back(core, factors, exponent), dtype)

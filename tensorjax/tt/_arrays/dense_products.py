@@ -64,7 +64,7 @@ def dense_before(a: TTMatrix, x: Any) -> jax.Array:
 
 def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
     """Converts the dense factor of a TT-matrix product to an array; ValueError if sizes differ."""
-    array = x if isinstance(x, jax.Array) else np.asarray(x)
+    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.inexact) and array.dtype.kind in "biu":
         array = array.astype(a.dtype)
     array = _check.inexact("x", array)

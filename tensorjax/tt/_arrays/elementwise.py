@@ -38,7 +38,7 @@ def map(
 
     Raises:
       TypeError: trains of both kinds. ValueError: no train, shapes that differ, values of ``f``
-        that are not finite.
+        that are not finite or not one for each entry.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np
@@ -59,10 +59,16 @@ def map(
     def values(indices: np.ndarray) -> Any:
         entries = [np.asarray(evaluate(t, indices)) for t in given]
         try:
-            return f(*entries)
+            found = f(*entries)
         except TypeError as error:
             error.add_note(f"f: gets {len(given)} arrays {entries[0].shape}, one of each train")
             raise
+        if np.ndim(found) > 1:  # `cross` would take further axes for components
+            raise ValueError(
+                f"f: expected values {entries[0].shape}, one for each entry, got an array of shape "
+                f"{np.shape(found)}; map one component after the other"
+            )
+        return found
 
     return cross(values, given[0].shape, tol=tol, key=key, **options)  # type: ignore[return-value]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import times_right
-from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.scaling import balanced, cast_in_range, shared_out
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -58,14 +58,14 @@ def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
         host = TT._unchecked(tuple(np.asarray(c) for c in t.cores))
         cores, exponent = _inverted(host, split, tol)
         cores = balanced(cores, int(exponent), fit=linalg.exponents_held(t.dtype))
-        return TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
+        return TT._unchecked(tuple(jax.device_put(cast_in_range(cores, t.dtype))))
     return _compiled(t, split, tol)
 
 
 @jax.jit(static_argnums=1)
 def _compiled(t: TT, split: int, tol: Any) -> TT:
     cores, exponent = _inverted(t, split, tol)
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in shared_out(cores, exponent)))
+    return TT._unchecked(tuple(cast_in_range(shared_out(cores, exponent), t.dtype)))
 
 
 def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:

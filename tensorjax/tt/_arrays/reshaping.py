@@ -10,7 +10,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.scaling import balanced, cast_in_range, shared_out
 from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -173,7 +173,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
     cores, exponent = orthogonal_cores(flat, swaps[0])
     cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
-    return [c.astype(t.dtype) for c in shared_out(cores, exponent, at=swaps[-1] + 1)]
+    return cast_in_range(shared_out(cores, exponent, at=swaps[-1] + 1), t.dtype)
 
 
 @placed

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
+from tensorjax._cores.scaling import balanced, cast_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
@@ -126,8 +128,8 @@ def complete(
       tol: ends when the relative error on the samples fitted is at most this.
       stop: ends when three iterations in a row lower that error by less than this share of itself.
       max_iterations: sweeps there and back, or steps.
-      held_out: share of the samples that is never fitted, by which overfitting is seen and ranks
-        are chosen; 0 for none.
+      held_out: share of the entries sampled that is never fitted, by which overfitting is seen and
+        ranks are chosen; 0 for none. An entry sampled repeatedly is fitted or held out as a whole.
       ridge: weight of the mean square of all entries ("als" only).
       restarts: random starts, at most, while the held-out error of the best is more than a half:
         then the fit is stuck in a poor local minimum.
@@ -182,8 +184,7 @@ def complete(
         if best.judged <= _STUCK or why == "stopped":
             break
     assert best is not None
-    first, *rest = best.cores
-    cores = [c.astype(data.dtype) for c in (first * data.scale, *rest)]
+    cores = cast_in_range(_times(best.cores, data.scale), data.dtype)
     found = TT._unchecked(tuple(jax.device_put(cores)))
     history = tuple(work.history)
     seconds = time.perf_counter() - start
@@ -230,9 +231,7 @@ class _Data:
         self.dtype = given.dtype
         given = given.astype(np.result_type(linalg.factor_dtype(self.dtype), np.float64))
         self.rng = np.random.default_rng(_check.seed(key))
-        order = self.rng.permutation(len(given))
-        cut = int(held_out * len(given))
-        fit, rest = order[cut:], order[:cut]
+        fit, rest, self.distinct = _split(where, held_out, self.rng)
         if not len(fit):
             raise ValueError("values: expected at least one sample to fit, got none")
         # The squares of the values themselves may be out of range.
@@ -255,8 +254,8 @@ class _Data:
                 f"got {x0.shape} and {x0.ranks[1:-1]}"
             )
         _check.finite("x0", x0)
-        first, *rest = (np.asarray(c).astype(self.fitted.values.dtype) for c in x0.cores)
-        return [first / self.scale, *rest]
+        cores = [np.asarray(c).astype(self.fitted.values.dtype) for c in x0.cores]
+        return _times(cores, self.scale, divide=True)
 
     def random(self, ranks: Sequence[int]) -> Cores:
         full = (1, *ranks, 1)
@@ -265,6 +264,40 @@ class _Data:
             c = self.rng.standard_normal((full[k], n, full[k + 1])) / full[k + 1] ** 0.5
             cores.append(c.astype(self.fitted.values.dtype))
         return cores
+
+
+def _split(
+    where: np.ndarray, held_out: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Draws the samples of a completion to fit and to hold out, repeated entries on one side.
+
+    Of an entry that is fitted as well, a held-out sample would not see overfitting.
+
+    Returns:
+      Places of the samples fitted, of those held out, and the number of distinct entries fitted.
+    """
+    # Equal for equal entries, and for others with a probability of 2^-64 or so.
+    weights = np.random.default_rng(0).integers(2**63, size=where.shape[1], dtype=np.uint64)
+    keys = (where.astype(np.uint64) * (2 * weights + 1)).sum(axis=1)
+    entries, group = np.unique(keys, return_inverse=True)
+    order = rng.permutation(len(entries))
+    cut = int(held_out * len(entries))
+    if len(entries) == len(where):
+        return order[cut:], order[:cut], len(order) - cut
+    out = np.isin(group, order[:cut])
+    return np.flatnonzero(~out), np.flatnonzero(out), len(order) - cut
+
+
+def _times(cores: Cores, factor: float, divide: bool = False) -> Cores:
+    """Multiplies a train by a number, its size shared by all cores: one might overflow.
+
+    The norm, which grows with the number of entries, would sit in one core after a sweep.
+    """
+    mantissa, exponent = math.frexp(factor)
+    first, *rest = cores
+    if divide:
+        mantissa, exponent = 1 / mantissa, -exponent
+    return balanced([first * mantissa, *rest], exponent, fit=(0, 0))
 
 
 def _freedom(cores: Cores) -> int:
@@ -322,7 +355,7 @@ class _Work:
 
     def is_reached(self, fit: _Fit) -> bool:
         """Whether a tensor completion meets its tolerance, by fitted and held-out samples."""
-        if np.isnan(fit.unseen) and _freedom(fit.cores) > len(self.data.fitted.values):
+        if np.isnan(fit.unseen) and _freedom(fit.cores) > self.data.distinct:
             return False  # whatever the samples are, some train of these ranks fits them
         return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
 

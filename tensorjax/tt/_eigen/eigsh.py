@@ -6,13 +6,14 @@ import math
 import numbers
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import scaling
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
@@ -34,6 +35,9 @@ _ADVICE = {
     "accuracy, try sites=2, another key or a better x0",
     "max_sweeps": "the sweeps did not suffice: raise max_sweeps, or go on from these trains as x0",
 }
+
+# Powers of two up to which an operator, and each of its cores, is used as it is.
+_HELD = 200
 
 _CHECKS = {
     "exhaustive": "none, by Lanczos or a dense eigensolver on the whole space",
@@ -136,7 +140,8 @@ def eigsh(
     all of them is searched for lower levels: on all vectors where the space has up to 2^16
     dimensions (2^14 for k = 1), else (for k > 1) from a fresh random block. ``info.check`` says
     which; in larger spaces a level that nothing leads to, as that of the projector on a random
-    product state, is not found.
+    product state, is not found. The largest eigenpairs are those of −A. Generalised problems
+    A x = λ B x, and eigenvalues inside of the spectrum, are not solved here.
 
     Args:
       A: TTMatrix with equal row and column modes, real symmetric or complex Hermitian.
@@ -170,6 +175,7 @@ def eigsh(
       TypeError: ``A`` or ``x0`` of the wrong kind, or traced: the ranks depend on the data.
       ValueError: A is not square or not Hermitian, NaN or Inf, x0 zero or of another shape, k
         larger than the space, tol below 10 eps, energy_tol not positive, options out of range.
+      OverflowError: eigenvalues that the dtype cannot hold.
 
     Example:
       >>> import numpy as np
@@ -193,7 +199,7 @@ def eigsh(
     is compiled.
     """
     start = time.perf_counter()
-    _check_operator(A, tol)
+    held = _checked_operator(A, tol)
     starts = _starts(A, x0, k)
     dtype = functools.reduce(np.promote_types, (t.dtype for t in starts), A.dtype)
     seed = _check.seed(key)
@@ -202,12 +208,14 @@ def eigsh(
     history: list[Sweep] = []
 
     def report(sweep: Sweep) -> None:
+        value, residual = held.unscaled([sweep.value, sweep.residual]).tolist()
+        sweep = sweep._replace(value=value, residual=residual)
         history.append(sweep)
         if callback is not None:
             callback(sweep)
 
     search = Search(
-        operator=[widened(c, dtype) for c in A.cores],
+        operator=[widened(c, np.result_type(c, dtype)) for c in held.cores],
         dtype=dtype,
         tol=_check.tolerance(tol, dtype),
         energy_tol=_energy_tol(energy_tol),
@@ -219,11 +227,11 @@ def eigsh(
         report=report,
     )
     levels = find_levels(search, [[widened(c, dtype) for c in t.cores] for t in starts], k)
-    info = _info(levels, history, time.perf_counter() - start)
-    return *_answer(search, levels.pairs), info
+    info = _info(levels, held, history, time.perf_counter() - start)
+    return *_answer(search, held, levels.pairs), info
 
 
-def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
+def _info(levels: Levels, held: "_Operator", history: list[Sweep], seconds: float) -> EigInfo:
     pairs = levels.pairs
     statuses: tuple[Status, ...] = tuple(p.status for p in pairs)
     worst = max(statuses, key=lambda s: _ORDER.index(s))
@@ -231,8 +239,8 @@ def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
         status="incomplete" if worst == "converged" and levels.check == "unsure" else worst,
         statuses=statuses,
         check=levels.check,
-        residual=np.array([p.residual for p in pairs]),
-        bound=np.array([p.bound for p in pairs]),
+        residual=held.unscaled([p.residual for p in pairs]),
+        bound=held.unscaled([p.bound for p in pairs]),
         truncation=np.array([p.truncation for p in pairs]),
         sweeps=tuple(p.sweeps for p in pairs),
         ranks=tuple((1, *(c.shape[2] for c in p.cores)) for p in pairs),
@@ -241,9 +249,13 @@ def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
     )
 
 
-def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
+def _answer(search: Search, held: "_Operator", pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
     real = jnp.finfo(search.dtype).dtype
-    values = jax.device_put(np.array([p.value for p in pairs]).astype(real))
+    with np.errstate(over="ignore"):
+        found = held.unscaled([p.value for p in pairs]).astype(real)
+    if not np.isfinite(found).all():
+        raise OverflowError(f"A: {real} cannot hold its eigenvalues; divide A by a number first")
+    values = jax.device_put(found)
     cores = (on_device([c.astype(search.dtype) for c in p.cores]) for p in pairs)
     return values, [TT._unchecked(tuple(c)) for c in cores]
 
@@ -251,7 +263,28 @@ def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
 # Arguments ---------------------------------------------------------------------------------------
 
 
-def _check_operator(a: Any, tol: Any) -> None:
+class _Operator(NamedTuple):
+    """Cores of the operator in double precision, and the power of two that they leave out."""
+
+    cores: list[np.ndarray]
+    exponent: int
+
+    def unscaled(self, values: Sequence[float]) -> np.ndarray:
+        """Multiplies eigenvalues or residuals of the cores by the power that these leave out."""
+        return linalg.scaled(np.asarray(values, np.float64), self.exponent)
+
+
+def _in_range(cores: list[np.ndarray]) -> _Operator:
+    """Scales the cores of an operator so that squares of its eigenvalues and residuals are held."""
+    own = [linalg.exponent_of(c) for c in cores]
+    if max(map(abs, own)) <= _HELD and abs(sum(own)) <= _HELD:
+        return _Operator(cores, 0)
+    small, exponent = scaling.evened([c.reshape(len(c), -1, c.shape[-1]) for c in cores])
+    shaped = [s.reshape(c.shape) for s, c in zip(small, cores, strict=True)]
+    return _Operator(shaped, exponent)
+
+
+def _checked_operator(a: Any, tol: Any) -> _Operator:
     single("A", a, TTMatrix, entries=True)
     _check.tol_or_rank(tol, None, a)
     if a.row_shape != a.col_shape:
@@ -260,7 +293,8 @@ def _check_operator(a: Any, tol: Any) -> None:
             f"{a.row_shape} and columns {a.col_shape}"
         )
     _check.finite("A", a)
-    square = [widened(c, a.dtype) for c in a.cores]
+    held = _in_range([widened(c, a.dtype) for c in a.cores])
+    square = held.cores
     cores = [c.reshape(len(c), -1, c.shape[-1]) for c in square]
     adjoint = [c.conj().swapaxes(1, 2).reshape(b.shape) for b, c in zip(cores, square, strict=True)]
     size = float(_distance(cores, [0 * c[:1, :, :1] for c in cores]))
@@ -270,6 +304,7 @@ def _check_operator(a: Any, tol: Any) -> None:
             f"A: expected a Hermitian operator, got ‖A − Aᴴ‖ = {apart / size:.2g} ‖A‖; "
             "take its Hermitian part (A + tt.conj(tt.transpose(A))) / 2, rounded"
         )
+    return held
 
 
 def _starts(a: TTMatrix, x0: Any, k: Any) -> list[TT]:

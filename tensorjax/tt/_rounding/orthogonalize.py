@@ -63,7 +63,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
     host: Any = tuple(np.asarray(c).astype(dtype, copy=False) for c in t.cores)
     with np.errstate(all="ignore"), _blas_threads.one_thread(are_small(host)):
         cores = _orthogonal_in_range(TT._unchecked(host), center)
-    return TT._unchecked(tuple(on_device([c.astype(t.dtype, copy=False) for c in cores])))
+    return TT._unchecked(tuple(on_device(scaling.cast_in_range(cores, t.dtype, copy=False))))
 
 
 def are_small(cores: Sequence[Any]) -> bool:
@@ -73,7 +73,7 @@ def are_small(cores: Sequence[Any]) -> bool:
 
 @jax.jit(static_argnums=1)
 def _orthogonalized_by_program(t: TT, center: int) -> TT:
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in _orthogonal_in_range(t, center)))
+    return TT._unchecked(tuple(scaling.cast_in_range(_orthogonal_in_range(t, center), t.dtype)))
 
 
 def _orthogonal_in_range(t: TT, center: int) -> list[Any]:

@@ -163,7 +163,7 @@ def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
     host, exponent = _at_hand([np.asarray(c).astype(wide, copy=False) for c in t.cores])
     with _blas_threads.one_thread(are_small(host)):
         cores, e = compressed(host, ranks, tol**2, "svd", None)
-    cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
+    cores = scaling.cast_in_range(balanced(cores, exponent + e), t.dtype)
     return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)
 
 
@@ -186,7 +186,7 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
         cores = _either_round(wide, key, ranks, method, extra)
     else:
         cores = _by_xla(ranks, method, extra, wide, key, tol)
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+    return TT._unchecked(tuple(scaling.cast_in_range(cores, t.dtype)))
 
 
 def _by_xla(
@@ -207,7 +207,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     for share in (allowed, allowed / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
         cores, e = compressed(host, None, share, chosen, key)
-        cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
+        cores = scaling.cast_in_range(balanced(cores, exponent + e), t.dtype)
         out = TT._unchecked(tuple(on_device(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
@@ -225,7 +225,7 @@ def _in_range(t: TT) -> TT:
     _check.finite("t", t)
     even, exponent = evened([c.astype(np.result_type(dtype, np.float64)) for c in cores])
     even = balanced(even, exponent, fit=linalg.exponents_held(dtype))
-    moved = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in even])))
+    moved = TT._unchecked(tuple(on_device(scaling.cast_in_range(even, t.dtype))))
     return TT._unchecked(placed_like(moved.cores, t.cores))
 
 

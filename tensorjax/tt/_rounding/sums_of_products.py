@@ -146,7 +146,7 @@ def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> 
         cores = balanced(*fused.by_grams(factors, scaled, share))
     except gram_rounding.InaccurateGram:
         return None
-    found = jax.device_put([c.astype(dtype) for c in cores])
+    found = jax.device_put(scaling.cast_in_range(cores, dtype))
     return TT._unchecked(placed_like(found, terms[0][-1].cores))
 
 
@@ -167,7 +167,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     if _is_cpp(terms, tol, work):
         pair = [t.astype(work) for t in terms[0]]
         cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
-        return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+        return TT._unchecked(tuple(scaling.cast_in_range(cores, dtype)))
     return _by_xla(terms, weights, tol, key, ranks, extra)
 
 
@@ -240,7 +240,7 @@ def _by_xla(
     elif widths != ranks:
         cores = truncation_sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=exact)
     cores = scaling.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
-    return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+    return TT._unchecked(tuple(scaling.cast_in_range(cores, dtype)))
 
 
 def _widths(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> tuple[int, ...]:
@@ -266,7 +266,7 @@ def _by_numpy(
             exponent += e
         elif widths != ranks:
             cores = truncation_sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=True)
-        cores = [c.astype(dtype) for c in balanced(cores, exponent)]
+        cores = scaling.cast_in_range(balanced(cores, exponent), dtype)
     return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)
 
 
@@ -312,4 +312,4 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     if len(cores) > 1:
         part = tol if exact else max(fused.TRUNCATION * tol, 10 * linalg.epsilon(wide))
         found = round(found, tol=part)
-    return found.astype(dtype)
+    return TT._unchecked(tuple(scaling.cast_in_range(found.cores, dtype)))

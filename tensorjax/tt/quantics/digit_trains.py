@@ -140,6 +140,8 @@ def like(constants: Any, x: Any) -> Any:
 def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:
     """Assembles a TT or TT-matrix from cores over digits, fused in the order of its grid."""
     dtype = _check.inexact_dtype(dtype)
+    for core in cores:
+        _check.representable("a core of the result", core, dtype)
     return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in fused(grid, cores)))
 
 

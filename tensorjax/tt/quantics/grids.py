@@ -411,6 +411,11 @@ def _unfused(digits: np.ndarray, counts: Sequence[int], base: int) -> np.ndarray
 
 
 def _integers(name: str, value: Any) -> np.ndarray:
+    if _check.is_traced(value):
+        raise TypeError(
+            f"{name}: expected concrete integers, got traced ones: grid indices are of 64 bits, on "
+            "the host; convert them outside of jit, vmap and grad"
+        )
     array = np.asarray(value)
     if array.ndim == 0 or array.dtype.kind not in "iu":
         raise ValueError(
