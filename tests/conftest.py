@@ -50,8 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
     seed = config.getoption("--draw")
     if seed is not None:
-        slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
-        left_out = set(slow) - drawn(slow, seed)
+        slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+        others = {item.nodeid.partition("[")[0] for item in items if item.nodeid not in slow}
+        left_out = slow - drawn(slow, seed, others)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
 

@@ -1,26 +1,35 @@
 """Which of the slow cases of a test a landing runs: a part drawn by a seed.
 
 Slow tests are long tables: the same statement over functions, dtypes, placements or drawn inputs.
-Every landing runs every such statement, on some of its cases, and another landing on others. All
-cases are what ``pytest -m slow`` runs where no seed is given.
+Every landing runs every such statement, on some of its cases or on those that are not slow, and
+another landing on others. All cases are what ``pytest -m slow`` runs where no seed is given.
 """
 
+import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from fractions import Fraction
 
 SHARE = 3
 
 
-def drawn(cases: Iterable[str], seed: str) -> set[str]:
-    """Of the cases of each test one in `SHARE`, and at least one, drawn by `seed`."""
+def drawn(cases: Iterable[str], seed: str, always: Collection[str] = ()) -> set[str]:
+    """Of the cases of each test one in `SHARE`, and at least one that is run, drawn by `seed`.
+
+    Tests in `always` have cases that are not slow, which every landing runs: where their slow ones
+    are not a multiple of `SHARE`, what is over is drawn from all such tests together, instead of
+    one case from each.
+    """
     tests = defaultdict(list)
-    for case in cases:
+    for case in sorted(cases, key=lambda case: zlib.crc32(f"{seed} {case}".encode())):
         tests[case.partition("[")[0]].append(case)
-    return {
-        case
-        for of_test in tests.values()
-        for case in sorted(of_test, key=lambda case: zlib.crc32(f"{seed} {case}".encode()))[
-            : -(-len(of_test) // SHARE)
-        ]
-    }
+    found, over, room = set(), [], Fraction(0)
+    for test, of_test in tests.items():
+        count = Fraction(len(of_test), SHARE)
+        whole = math.floor(count) if test in always else math.ceil(count)
+        found.update(of_test[:whole])
+        if whole < count:
+            over.append(of_test[whole])
+            room += count - whole
+    return found.union(over[: math.ceil(room)])

@@ -147,11 +147,11 @@ def test_transformations_agree_with_the_plain_call(kind: Any, rank: int):
     assert jnp.allclose(tangent, dx @ layer.weight(), atol=1e-12)
     _, rows = jax.lax.scan(lambda c, row: (c, apply(state, row)), 0, x)
     assert jnp.allclose(rows, y, atol=1e-12)
-    plain = jax.grad(lambda s: jnp.sum(apply(s, x) ** 2))(state)
-    again = jax.grad(lambda s: jnp.sum(jax.checkpoint(apply)(s, x) ** 2))(state)
+    plain = jax.jit(jax.grad(lambda s: jnp.sum(apply(s, x) ** 2)))(state)
+    again = jax.jit(jax.grad(lambda s: jnp.sum(jax.checkpoint(apply)(s, x) ** 2)))(state)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         assert jnp.allclose(a, b, atol=1e-10)
-    hessian = jax.hessian(lambda v: jnp.sum(jnp.sin(apply(state, v))))(x[0])
+    hessian = jax.jit(jax.hessian(lambda v: jnp.sum(jnp.sin(apply(state, v)))))(x[0])
     w = layer.weight()
     assert jnp.allclose(hessian, -(w * jnp.sin(y[0])[None, :]) @ w.T, atol=1e-10)
 

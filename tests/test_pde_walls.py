@@ -397,7 +397,7 @@ def test_traced_noise_between_walls():
         return pde.moments(found.final.v, found.final.map, box)[2][0, 0]
 
     with jax.enable_x64(True):
-        found = jax.grad(spread)(0.3)
+        found = jax.jit(jax.grad(spread))(0.3)
     # Derivatives of singular vectors next to zero ones are rough, with walls or without.
     assert found == pytest.approx(1 - np.exp(-0.01), rel=0.5)
 

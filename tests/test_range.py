@@ -842,8 +842,9 @@ def test_decompositions_near_the_top_of_the_range(rng, dtype):
 def test_rounding_to_ranks_of_more_cores_than_the_exponent_of_the_norm(rng, dtype, sign):
     """No core may take alone what is left after equal shares: it may be all of the exponent."""
     most = np.finfo(dtype).maxexp
-    for _ in range(2):
-        sites = int(rng.integers(1.2 * most, 3 * most))
+    # In double precision these are more than a thousand sites: once, and not many times as many.
+    for _ in range(2 if dtype == np.float32 else 1):
+        sites = int(rng.integers(1.2 * most, (3 if dtype == np.float32 else 1.5) * most))
         power = sign * int(rng.integers(1.05 * most, min(1.2 * most, sites)))
         one = tt.normalize(tt.TT(cores(rng, (2,) * sites, 2, np.float64)))
         t = tt.TT([(x * 2.0 ** (power / sites)).astype(dtype) for x in one.cores])

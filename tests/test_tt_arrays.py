@@ -351,8 +351,9 @@ def test_traced_indices_of_any_dtype(rng, kind):
     close(pick(t, np.array([3, low, 100], kind)), dense(t)[[3, low, 100]])
     entry = jax.jit(lambda a, k: a[k, k])
     assert float(entry(a, kind(low))) == 1
-    huge = tt.identity((2,) * 33, float)  # of more rows than 32 bits count
-    assert [float(entry(huge, kind(k))) for k in (3, low)] == [1, 1]
+    if kind in (np.uint8, np.int32):  # a long program
+        huge = tt.identity((2,) * 33, float)  # of more rows than 32 bits count
+        assert [float(entry(huge, kind(k))) for k in (3, low)] == [1, 1]
 
 
 def test_derivatives_of_permuted_trains_of_lower_rank(rng):

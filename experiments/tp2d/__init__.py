@@ -13,6 +13,7 @@ EXPERIMENTS = (
         basis="abstract",
         quick="60 s",
         extra="nn",
+        compiles=True,
         packages=("flax", "optax"),
     ),
 )
