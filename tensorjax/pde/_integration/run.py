@@ -149,7 +149,8 @@ class Run:
         # Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
-        if clears and not right.others:
+        # One exponential step is long enough for noise to grow from nothing.
+        if clears and not right.others and self.options.name != "exponential":
             noise = noisy_edge(self.memory.v, self.options.problem.box)
             clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
         seen = None
