@@ -9,6 +9,7 @@ import scipy.linalg
 from tensorjax import pde
 from tensorjax.pde._integration.accuracy import moments_lost
 from tensorjax.pde._stepping import low_moments
+from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.outskirts import profiles
 from tensorjax.pde._stepping.sketched_sums import Train, rounded
 from tensorjax.pde._stepping.step_truncation import Trim
@@ -50,6 +51,35 @@ def test_moments_are_corrected_at_the_same_ranks(kind: Any, d: int, rng: Any):
         if windowed:
             outside = profiles(found.cores)[0][np.abs(box.points[0]) >= 4]
             assert outside.max() < 1e-30 * np.linalg.norm(cores[0]) ** 2
+
+
+def test_corrections_of_trains_with_small_singular_values(rng: Any):
+    tol = 1e-5
+    for _ in range(30):
+        d = int(rng.integers(2, 5))
+        box = pde.Box([pde.Axis("fourier", 40, -6.0, 5.0)] * d)
+        start = pde.Gaussian(rng.uniform(-0.5, 0.5, d), np.diag(rng.uniform(0.2, 0.6, d)))
+        cores = start.cores(box, pde.AffineMap.identity(d), tol)
+        size = np.linalg.norm(cores[0])
+        noise = [profiles(cores)[k] ** 0.5 * rng.standard_normal(box.axes[k].n) for k in range(d)]
+        noise = rounded([Train([v[None, :, None] for v in noise])], [1.0], tol)
+        cores = rounded(  # its second singular values are from 1e-3 to 1e-8 of tol
+            [Train(cores), Train(noise.cores)],
+            [1.0, tol * 10 ** rng.uniform(-8, -3) * size / noise.norm], 1e-20,
+        ).cores  # fmt: skip
+        at = low_moments.low_moments(cores, box)
+        held = at.of_train(cores)
+        target = held + tol * held[0] * rng.uniform(-1, 1, at.count)
+        found = low_moments.corrected(cores, at, target, tol)
+        lacks = np.abs(target - at.of_train(found.cores)).max()
+        assert lacks <= np.abs(target - held).max()
+        np.testing.assert_allclose(at.of_train(found.cores), found.moments, atol=1e-12)
+        change = rounded([Train(cores), Train(found.cores)], [1.0, -1.0], 1e-3).norm
+        assert change < 3 * tol * size
+        mass = masses.corrected(cores, masses.quadrature(box), target[0])
+        assert mass is not None
+        change = rounded([Train(cores), Train(mass.cores)], [1.0, -1.0], 1e-3).norm
+        assert change < 2 * mass.norm + 1e-7 * size
 
 
 def varying(seed: int, interpretation: Any) -> tuple[pde.FokkerPlanck, np.ndarray]:

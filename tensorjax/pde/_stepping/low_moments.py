@@ -11,7 +11,8 @@ keep moments by parts of v that are left out of the truncation. Ours: the correc
 tangent space, and its weighing against the tolerance.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,7 +163,9 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
     space at v, the coefficients c of the change Σ c_b P h_b minimise the sum of squares of what the
     moments lack, over a tenth of ``tol`` times the mass, and of the norm of the change, over
     ``tol`` ‖v‖: moments that the tangent space does not reach remain as they are. The parts of P
-    are added core by core, each at what the cores before have become.
+    are added core by core, each at what the cores before have become. Where singular values of v
+    are as small as the change, that may change v by more than was planned: then each core gets the
+    coefficients that serve it best. The largest lack never grows.
 
     Args:
       cores: right-orthogonal but for the first.
@@ -178,21 +181,63 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
         lacks = target - found
         if not np.abs(lacks).max() > small or not allowed > 0:
             break
-        parts = list(_sweep(cores, at, shapes, None))
+        new, reached, size = _added(cores, at, shapes, lacks, small, allowed, joint=True)
+        if size > 2 * allowed or not np.abs(target - reached).max() < np.abs(lacks).max():
+            new, reached, size = _added(cores, at, shapes, lacks, small, allowed, joint=False)
+        if not np.abs(target - reached).max() < np.abs(lacks).max():
+            break
+        cores, found = right_orthogonal(new, scale=False)[0], reached
+        allowed -= min(size, allowed)
+    return Corrected(cores, found)
+
+
+def _added(
+    cores: Cores,
+    at: Moments,
+    shapes: Sequence[np.ndarray],
+    lacks: np.ndarray,
+    small: float,
+    allowed: float,
+    joint: bool,
+) -> tuple[Cores, np.ndarray, float]:
+    """Adds one moment correction to a tensor train, core by core.
+
+    Args:
+      cores: right-orthogonal but for the first.
+      at: the moments.
+      shapes: the functions h_b.
+      lacks: (m,), what each moment lacks.
+      small: lack that weighs as much as a change of norm ``allowed``.
+      allowed: norm of the change.
+      joint: whether all cores get the same coefficients, those of the least change, and what is
+        lacking in the end is asked of the last one; else each gets those that are best for it
+        alone, and the changes add up to ``allowed`` at most.
+
+    Returns:
+      The cores, left-orthogonal but for the last, their moments, and the norm of the change or a
+      bound of it.
+    """
+    share = None
+    if joint:
+        parts = list(_sweep(cores, at, shapes))
         gain = np.sum([p.gain for p in parts], axis=0)
         square = np.sum([p.square for p in parts], axis=0)
-        share, norm = _balanced(gain, square, lacks, small, allowed)
-        *others, last = _sweep(cores, at, shapes, share)
-        # Where singular values of v are as small as the change, the last core sees other functions
-        # than those at the beginning: what is lacking by now is asked of it alone.
-        changed = [*(p.core for p in others), last.core]
-        lacks = target - at.of_train(changed)
-        more, size = _balanced(last.gain, last.square, lacks, small, allowed)
-        changed[-1] = changed[-1] + last.added(more)
-        cores = right_orthogonal(changed, scale=False)[0]
-        found = at.of_train(cores)
-        allowed -= min(norm + size, allowed)
-    return Corrected(cores, found)
+        share = _balanced(gain, square, lacks, small, allowed)[0]
+    spent = 0.0
+
+    def chosen(part: _Part, last: bool) -> np.ndarray:
+        nonlocal lacks, spent
+        own = np.zeros(at.count) if share is None else share
+        if share is None or last:
+            most = max(allowed - spent, 0.0) if share is None else allowed
+            rest = lacks - part.gain @ own
+            own = own + _balanced(part.gain, part.square, rest, small, most)[0]
+        lacks = lacks - part.gain @ own
+        spent += math.sqrt(max(own @ part.square @ own, 0.0))
+        return own
+
+    out = [part.core for part in _sweep(cores, at, shapes, chosen)]
+    return out, at.of_train(out), spent
 
 
 def _balanced(
@@ -203,6 +248,8 @@ def _balanced(
     Returns:
       c, with a norm (cᵀ square c)^½ of at most ``allowed``, and that norm.
     """
+    if not allowed > 0:
+        return np.zeros(len(lacks)), 0.0
     values, vectors = np.linalg.eigh(square)
     root = vectors * np.sqrt(np.maximum(values, 0))
     rows = np.concatenate([gain / small, root.T / max(allowed, 1e-300)])
@@ -256,7 +303,12 @@ class _Part(NamedTuple):
         return flat.reshape(self.core.shape)
 
 
-def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
+def _sweep(
+    cores: Cores,
+    at: Moments,
+    shapes: Sequence[np.ndarray],
+    chosen: Callable[[_Part, bool], np.ndarray] | None = None,
+) -> Iterator[_Part]:
     """Yields, core by core, the tangent projections P h_b of correction functions h_b at a train.
 
     All cores but the last come out left-orthogonal.
@@ -265,7 +317,8 @@ def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) 
       cores: right-orthogonal but for the first.
       at: the moments.
       shapes: the functions h_b.
-      share: coefficients (m,) of what is added; None for nothing.
+      chosen: returns the coefficients (m,) of what is added to a core, given its part and whether
+        it is the last; None for nothing.
     """
     ones = np.ones((at.count, 1))
     rights = [(ones, ones)]
@@ -282,7 +335,7 @@ def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) 
         gain = (part @ change.T) * (right @ after.T)
         square = (change @ change.T) * (after @ after.T)
         found = _Part(gain, square, core, change, after)
-        core = core if share is None else core + found.added(share)
+        core = core if chosen is None else core + found.added(chosen(found, last))
         if last:
             yield found._replace(core=core)
             return

@@ -66,7 +66,8 @@ class Corrected(NamedTuple):
 
     Attributes:
       cores: right-orthogonal but for the first.
-      norm: of what was added.
+      norm: of what was added to each core, the root of the sum of squares. Where singular values
+        of v are as small as that, it may be much larger than the change that was planned.
     """
 
     cores: Cores
@@ -91,9 +92,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
     the correction within the tangent space.
     """
     defect = target - mass_of(cores, at.weights)
-    gain, size = 0.0, 0.0
-    for change, mass, _ in _sweep(cores, at, 0.0):
-        gain, size = gain + mass, size + float(np.vdot(change, change))
+    gain = sum(mass for _, mass, _ in _sweep(cores, at, 0.0))
     if not (gain > 0 and np.isfinite(defect)):
         return None
     share = defect / gain
@@ -101,8 +100,11 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
     change, mass, core = last
     out = [c for _, _, c in others]
     lacks = target - mass_of([*out, core], at.weights)
-    out.append(core + (lacks / mass * change if mass > 0 else 0.0))
-    return Corrected(right_orthogonal(out, scale=False)[0], abs(share) * size**0.5)
+    more = lacks / mass if mass > 0 else 0.0
+    out.append(core + more * change)
+    parts = [share * np.linalg.norm(c) for c, _, _ in others]
+    parts.append((share + more) * np.linalg.norm(change))
+    return Corrected(right_orthogonal(out, scale=False)[0], float(np.linalg.norm(parts)))
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:

@@ -226,7 +226,7 @@ class Trim:
             target = left + lost * mass
             cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
             out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
-            return out, (target - found) / mass
+            left, lost = found, (target - found) / mass
         beyond = lost[0] - min(max(lost[0], -self._most), self._most)
         if not beyond:
             return out, lost
