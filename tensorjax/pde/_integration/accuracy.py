@@ -1,7 +1,9 @@
 """Estimates of the error that a grid leaves in a density, axis by axis, from its modes.
 
 Of a spectral axis the norms of v in two bands of modes below the highest one tell how fast they
-decay, and so what the next band, which the points do not hold, would have. Of finite differences
+decay, and so what the next band, which the points do not hold, would have. Where coefficients other
+than affine jump between the ends of a Fourier axis, products with them spread what is in the
+highest band over all modes, and that band tells. Of finite differences
 the modes tell by how much each is carried too slowly. What lies at the ends of an axis is cut off.
 
 Source: ours. The bands were chosen on half of the drawn linear equations of
@@ -55,8 +57,13 @@ class GridErrors(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion."""
+def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
+    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion.
+
+    Args:
+      box: of the grid.
+      varies: whether drift or noise are other than affine.
+    """
     out = []
     for axis in box.axes:
         f = frequencies(axis)
@@ -64,7 +71,8 @@ def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
         slow = np.zeros(axis.n)
         if axis.kind == "finite differences":
             slow = np.minimum(DISPERSION[axis.order] * (np.pi * f) ** axis.order, 1.0)
-        bands = low.astype(float), high.astype(float), slow**2
+        mixed = float(varies and axis.kind == "fourier")
+        bands = low.astype(float), high.astype(float), slow**2, mixed
         out.append((axis.weights, modes(axis), axis.ends, *bands))
     return tuple(out)
 
@@ -82,7 +90,8 @@ def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) 
     for core in weighted[::-1]:
         right.append(interfaces.right_overlap(right[-1], core, core))
     coarse, cut = [], []
-    for core, after, (_, rows, ends, *bands) in zip(weighted, right[-2::-1], axes, strict=True):
+    for core, after, look in zip(weighted, right[-2::-1], axes, strict=True):
+        _, rows, ends, *bands, mixed = look
         before, after = absorb(left, core), times_right(core, after)
         density = (before * after).sum((0, 2))
         total = density.sum()
@@ -90,13 +99,15 @@ def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) 
         energy = (times_mode(before, rows) * times_mode(after, rows)).sum((0, 2)) / safe
         low, high, slow = (xp.sqrt(xp.maximum((energy * b).sum(), 0)) for b in bands)
         decay = xp.where(low > high, high / xp.where(low > 0, low, 1), 1)
-        coarse.append(xp.maximum(high * decay, slow))
+        coarse.append(xp.maximum(high * xp.where(mixed > 0, 1.0, decay), slow))
         cut.append(xp.sqrt(xp.maximum((density * ends).sum() / safe, 0)))
         left = bond_overlap(before, core)
     return GridErrors(xp.stack(coarse), xp.stack(cut))
 
 
-def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> str:
+def inaccurate(
+    cores: Cores, box: Box, t: float, tol: float, allowed: float, varies: bool = False
+) -> str:
     """Explains which grid axis causes too large an error, why, and what to do; else "".
 
     Args:
@@ -105,8 +116,9 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
       t: its time.
       tol: of the run.
       allowed: largest estimated error of a success.
+      varies: whether drift or noise are other than affine.
     """
-    found = grid_errors(np, cores, looks(box))
+    found = grid_errors(np, cores, looks(box, varies))
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
     asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"

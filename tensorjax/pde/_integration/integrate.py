@@ -336,15 +336,14 @@ def _loop(
     result, message = (Result.successful, "") if stop is None else stop
     if count and result in (Result.successful, Result.event):  # else v is the start
         options = work.options
-        found = inaccurate(
-            work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
-        )
+        box, v = options.problem.box, work.memory.v
+        found = inaccurate(v, box, work.t, options.tol, options.accuracy, work.varies)
         if not found and conserves(options.problem):
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
         # Less than is restored is no failure to restore it.
         most = max(options.accuracy, unrestored(options.tol))
         lost, share = work.memory.lost_moments, abs(first) / max(abs(first), whole, 1e-300)
-        found = found or moments_lost(lost, options.problem.box, work.t, most, share)
+        found = found or moments_lost(lost, box, work.t, most, share)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()

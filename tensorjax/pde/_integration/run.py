@@ -100,6 +100,7 @@ class Run:
         self.memory = memory
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
+        self.varies = False  # whether drift or noise of the last step are other than affine
         self._seen: dict[str, float] = {}
         self._overshot = 0.0
         self._unanswered = False
@@ -140,6 +141,7 @@ class Run:
     def _advance(self, target: float, compiled: Compilations) -> Stopped | None:
         began = time.perf_counter()
         right = right_side(self.options.problem, self.map, self.t)
+        self.varies = bool(right.others)
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
