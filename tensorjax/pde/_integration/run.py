@@ -318,7 +318,8 @@ class Run:
             self.memory.moments = []
             return costs
         if options.gated:
-            self._asked = gate.asks(self._shares(), options.tol)
+            dear = max(len(c) for c in self.memory.v) if right.others else 0
+            self._asked = gate.asks(self._shares(), options.tol, dear)
             generator = dataclasses.replace(generator, _gain=gate.gain)
         if self._asked:
             motion = generator(
