@@ -38,8 +38,8 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
-# Error of a covariance over the share of noise at the ends of a Fourier axis: 33 to 490 where it was
-# looked at, for noise there is all over the axis, and far out weighs as the distance squared.
+# Error of a covariance over the share of noise at the ends of a Fourier axis, about: noise there is
+# all over the axis, and far out it weighs as the distance squared.
 _FAR = 100.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
@@ -130,7 +130,8 @@ def inaccurate(
     noise = noisy_edge(cores, box) if density else None
     if noise is not None and box.axes[noise[0]].kind == "fourier":
         k, share = noise
-        if _FAR * share > allowed >= found.cut.max():
+        # Less than tol may still be cleared, and restored moments do without it.
+        if share > tol and _FAR * share > allowed >= found.cut.max():
             j = int(np.argmax(found.coarse))
             more = _advised(box.axes[j], max(found.coarse[j], share), allowed / _FAR)
             return (

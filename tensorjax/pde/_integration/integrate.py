@@ -128,7 +128,8 @@ def integrate(
       coordinates: "adaptive" ("fixed" where the box has periodic axes, half-lines or axes with
         walls, `Axis`: a generator moves the others, if there are two or more, see "resting" in
         `stats`; else `MultiLevel`, where its motion leaves a tenth of the normal component or less
-        at first; where it does not, it is asked after pauses only, see "asked" in `stats`; where
+        at first; where it does not, it is asked after pauses only, see "asked" in `stats`; of
+        other than affine drift or noise not below ranks of 9, unless v nears the edge; where
         the run stops in moving coordinates it is made again in fixed ones, if that goes further:
         ``message`` says so, and ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a
         generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
@@ -168,7 +169,7 @@ def integrate(
         asked", with the axis and what to do; so is that of a run in which the mass of a
         Fokker–Planck equation has changed by more, over the ends of the box or by noise there, in
         which 100 times the noise at the ends of Fourier axes, about what covariances then lack, is
-        more, or in which truncation has changed a variance or covariance by more and it was not
+        more if it is above ``tol``, or in which truncation has changed a variance or covariance by more and it was not
         restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,

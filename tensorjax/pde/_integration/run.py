@@ -46,6 +46,8 @@ _LOOK, _LONGER = 16, 4
 _LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
 # Noise at the edge of this size, in units of what clearing may take, has begun to grow.
 _GROWN = 0.01
+# Norm that clearing may take without noise, over the edge_limit of the run.
+_HIDDEN = 0.01
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -151,8 +153,10 @@ class Run:
         # Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
-        # One exponential step is long enough for noise to grow from nothing.
-        if clears and not right.others and self.options.name != "exponential":
+        # One exponential step is long enough for noise to grow from nothing. What clearing takes from
+        # a tail there must be far below what stops a run at the edge of the box.
+        hides = CLEARED * self.options.tol > _HIDDEN * self.options.edge_limit
+        if clears and not right.others and (hides or self.options.name != "exponential"):
             noise = noisy_edge(self.memory.v, self.options.problem.box)
             clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
         seen = None
