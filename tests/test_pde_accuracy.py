@@ -135,19 +135,15 @@ def test_drifts_that_jump_at_the_ends_are_told_where_points_are_few(seed: int):
 def test_noise_at_the_ends_is_told_for_what_it_does_to_covariances():
     matrix = np.array([[-0.3, 1.0, 0.0], [0.0, -4.0, 2.0], [0.0, 0.0, -25.0]])
     start = pde.Gaussian(np.zeros(3), np.diag([0.4, 0.2, 0.2]))
-    for n in (64, 80):
-        box = pde.Box.fourier(3, n, 6.0)
-        problem = pde.OrnsteinUhlenbeck(matrix, np.diag([0.2, 0.3, 5.0]), start, box)
-        with jax.enable_x64(True):
-            found = pde.integrate(problem, t1=0.5, coordinates="fixed")
-            spread = errors(problem, found.final)[1]
-        if found.result == pde.Result.successful:
-            assert spread < 1e-5
-        else:
-            assert "covariances" in found.message
-            assert 0.1 < float(found.message.split("off by about ")[1].split(",")[0]) / spread < 10
-    assert n == 80
-    assert found.result == pde.Result.successful
+    problem = pde.OrnsteinUhlenbeck(
+        matrix, np.diag([0.2, 0.3, 5.0]), start, pde.Box.fourier(3, 64, 6.0)
+    )
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.5, coordinates="fixed")
+        spread = errors(problem, found.final)[1]
+    assert found.result == pde.Result.inaccurate
+    assert "covariances" in found.message
+    assert 0.1 < float(found.message.split("off by about ")[1].split(",")[0]) / spread < 10
 
 
 @pytest.mark.slow

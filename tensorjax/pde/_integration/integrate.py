@@ -169,8 +169,8 @@ def integrate(
         asked", with the axis and what to do; so is that of a run in which the mass of a
         Fokker–Planck equation has changed by more, over the ends of the box or by noise there, in
         which 100 times the noise at the ends of Fourier axes, about what covariances then lack, is
-        more if it is above ``tol``, or in which truncation has changed a variance or covariance by more and it was not
-        restored. None: 10 ``tol``. With
+        more if it is above ``tol``, or in which truncation has changed a variance or covariance by
+        more and it was not restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
         and the run comes to its end. Inf: nothing is said.

@@ -153,14 +153,15 @@ class Run:
         # Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
-        # One exponential step is long enough for noise to grow from nothing. What clearing takes from
-        # a tail there must be far below what stops a run at the edge of the box.
+        # One exponential step is long enough for noise to grow from nothing; it has its own window.
+        # What that takes from a tail must be far below what stops a run at the edge.
+        own = self.options.name == "exponential"
         hides = CLEARED * self.options.tol > _HIDDEN * self.options.edge_limit
-        if clears and not right.others and (hides or self.options.name != "exponential"):
+        if clears and not right.others and (hides or not own):
             noise = noisy_edge(self.memory.v, self.options.problem.box)
             clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
         seen = None
-        if clears and self.options.name not in WHOLE:
+        if clears and (self.options.name not in WHOLE or (own and not hides)):
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
         if self._may_be_stiff(target) and self._is_stiff(right, clears):
             self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt

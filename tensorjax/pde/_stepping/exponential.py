@@ -46,7 +46,7 @@ def exponential(
     tol, box = STAGE * trim.tol, at(0.0).box
     alone = along_axes(at(0.5))
     half = [linalg.expm(dt / 2 * m) for m in alone]
-    seen = _window(v, half, trim, box)
+    seen = None if at(0.0).window is None else _window(v, half, trim, box)
     begin, middle, end = (coupled(at(s), alone, box, seen) for s in (0.0, 0.5, 1.0))
     whole: dict[int, tuple[Cores, Train]] = {}
 
@@ -97,9 +97,10 @@ def along_axes(rates: Rates) -> Matrices:
 
 
 def _window(v: Cores, half: Matrices, trim: Trim, box: Box) -> list[np.ndarray] | None:
-    """Returns masks that are zero where v is negligible during a step; None if that is nowhere."""
-    if not trim.clears:
-        return None
+    """Returns masks that are zero where v is negligible during a step; None if that is nowhere.
+
+    Where v is not negligible anywhere at the beginning, the rates come without a window.
+    """
     far = [times_mode(c, m @ m) for c, m in zip(v, half, strict=True)]
     return window(v, box, CLEARED * trim.tol, right_orthogonal(far, scale=False)[0])
 
