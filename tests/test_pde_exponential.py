@@ -150,6 +150,8 @@ def test_noise_far_out_takes_no_part_in_the_covariance(seed: int):
         found = pde.integrate(problem, t1=2.0, tol=1e-5)
         _, _, covariance = pde.moments(found.final.v, found.final.map, box)
     assert found.stats["exponential"].any()
-    known = problem.moments(2.0)[2]
+    moments = problem.moments(2.0)
+    assert moments is not None
+    known = moments[2]
     width = np.sqrt(np.diag(known))
     assert np.abs((covariance - known) / np.outer(width, width)).max() < 1e-4
