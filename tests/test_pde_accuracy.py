@@ -98,6 +98,54 @@ def test_what_contracts_until_the_points_do_not_hold_it_is_told(kind: Any, rng: 
     assert results[-1] != pde.Result.successful
 
 
+def well(seed: int, n: int) -> tuple[pde.FokkerPlanck, Any]:
+    """A tilted double well on Fourier points, and its density at t = 1.5, by collocation."""
+    rng = np.random.default_rng(seed)
+    slope, tilt, noise = rng.uniform(0.5, 1.5), rng.uniform(-0.5, 0.5), rng.uniform(0.05, 0.2)
+    start = pde.Gaussian([-0.5], [[0.06]])
+    force = [pde.Power([1.0], exponent=3, amplitude=-1.0)]
+    box = pde.Box.fourier(1, n, 4.0)
+    problem = pde.FokkerPlanck([force], noise, start, box, matrix=[[slope]], offset=[tilt])
+    axis = pde.Axis("fourier", 192, -3.0, 3.0)
+    x, d1 = axis.points, np.asarray(axis.d1)
+    inside = np.abs(x) < 2.6  # nothing lies outside; drift jumps at the ends
+    rates = noise * d1 @ d1 - d1 * (tilt + slope * x - x**3)
+    known = scipy.linalg.expm(1.5 * rates * np.outer(inside, inside)) @ start.values(x[:, None])
+    return problem, (x[:, None], known)
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_drifts_that_jump_at_the_ends_are_told_where_points_are_few(seed: int):
+    results = set()
+    for n in (48, 64, 96):
+        problem, (x, known) = well(seed, n)
+        for tol in (1e-3, 1e-5):
+            found = pde.integrate(problem, t1=1.5, tol=tol)
+            results.add(found.result)
+            values = pde.evaluate(found.final.v, found.final.map, problem.box, x)
+            error = np.linalg.norm(np.asarray(values) - known) / np.linalg.norm(known)
+            if found.result == pde.Result.successful:
+                assert error < 25 * tol, (n, tol)
+            else:
+                assert error > tol, (n, tol)
+    assert pde.Result.successful in results
+    assert len(results) > 1
+
+
+def test_noise_at_the_ends_is_told_for_what_it_does_to_covariances():
+    matrix = np.array([[-0.3, 1.0, 0.0], [0.0, -4.0, 2.0], [0.0, 0.0, -25.0]])
+    start = pde.Gaussian(np.zeros(3), np.diag([0.4, 0.2, 0.2]))
+    problem = pde.OrnsteinUhlenbeck(
+        matrix, np.diag([0.2, 0.3, 5.0]), start, pde.Box.fourier(3, 64, 6.0)
+    )
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.5, coordinates="fixed")
+        spread = errors(problem, found.final)[1]
+    assert found.result == pde.Result.inaccurate
+    assert "covariances" in found.message
+    assert 0.1 < float(found.message.split("off by about ")[1].split(",")[0]) / spread < 10
+
+
 @pytest.mark.slow
 def test_errors_at_fixed_ranks_are_told_by_axis_bond_or_steps():
     a, begin = np.array([[-0.2, 1.0], [-1.0, -0.2]]), pde.Gaussian(np.zeros(2), np.diag([1.5, 0.1]))

@@ -136,3 +136,22 @@ def test_a_run_is_stiff_where_an_exponential_step_of_four_times_the_length_is_ac
         run._unanswered = False
         assert not asked(run, right, clears=False)
         assert run._unanswered == again
+
+
+@pytest.mark.parametrize("seed", [14, 15])
+def test_noise_far_out_takes_no_part_in_the_covariance(seed: int):
+    """Two temperatures, and a tol at which tails of rounding would outweigh the density's."""
+    rng = np.random.default_rng(seed)
+    pull, cold, hot = rng.uniform(-0.6, 0.6), rng.uniform(0.05, 0.1), rng.uniform(0.2, 0.6)
+    start, box = pde.Gaussian([0.3, -0.2], 0.1 * np.eye(2)), pde.Box.fourier(2, 64, 5.0)
+    matrix = -np.array([[1.0, pull], [pull, 1.0]])
+    problem = pde.OrnsteinUhlenbeck(matrix, np.diag([cold, hot]), start, box)
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=2.0, tol=1e-5)
+        _, _, covariance = pde.moments(found.final.v, found.final.map, box)
+    assert found.stats["exponential"].any()
+    moments = problem.moments(2.0)
+    assert moments is not None
+    known = moments[2]
+    width = np.sqrt(np.diag(known))
+    assert np.abs((covariance - known) / np.outer(width, width)).max() < 1e-4

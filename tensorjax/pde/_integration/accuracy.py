@@ -1,7 +1,9 @@
 """Estimates of the error that a grid leaves in a density, axis by axis, from its modes.
 
 Of a spectral axis the norms of v in two bands of modes below the highest one tell how fast they
-decay, and so what the next band, which the points do not hold, would have. Of finite differences
+decay, and so what the next band, which the points do not hold, would have. Where coefficients other
+than affine jump between the ends of a Fourier axis, products with them spread what is in the
+highest band over all modes, and that band tells. Of finite differences
 the modes tell by how much each is carried too slowly. What lies at the ends of an axis is cut off.
 
 Source: ours. The bands were chosen on half of the drawn linear equations of
@@ -36,8 +38,9 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
-# Largest relative change of the mass of a success, over the largest estimate.
-_MASS = 4.0
+# Error of a covariance over the share of noise at the ends of a Fourier axis, about: noise there is
+# all over the axis, and far out it weighs as the distance squared.
+_FAR = 100.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -55,8 +58,13 @@ class GridErrors(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion."""
+def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
+    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion.
+
+    Args:
+      box: of the grid.
+      varies: whether drift or noise are other than affine.
+    """
     out = []
     for axis in box.axes:
         f = frequencies(axis)
@@ -64,7 +72,8 @@ def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
         slow = np.zeros(axis.n)
         if axis.kind == "finite differences":
             slow = np.minimum(DISPERSION[axis.order] * (np.pi * f) ** axis.order, 1.0)
-        bands = low.astype(float), high.astype(float), slow**2
+        mixed = float(varies and axis.kind == "fourier")
+        bands = low.astype(float), high.astype(float), slow**2, mixed
         out.append((axis.weights, modes(axis), axis.ends, *bands))
     return tuple(out)
 
@@ -82,7 +91,8 @@ def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) 
     for core in weighted[::-1]:
         right.append(interfaces.right_overlap(right[-1], core, core))
     coarse, cut = [], []
-    for core, after, (_, rows, ends, *bands) in zip(weighted, right[-2::-1], axes, strict=True):
+    for core, after, look in zip(weighted, right[-2::-1], axes, strict=True):
+        _, rows, ends, *bands, mixed = look
         before, after = absorb(left, core), times_right(core, after)
         density = (before * after).sum((0, 2))
         total = density.sum()
@@ -90,13 +100,21 @@ def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) 
         energy = (times_mode(before, rows) * times_mode(after, rows)).sum((0, 2)) / safe
         low, high, slow = (xp.sqrt(xp.maximum((energy * b).sum(), 0)) for b in bands)
         decay = xp.where(low > high, high / xp.where(low > 0, low, 1), 1)
-        coarse.append(xp.maximum(high * decay, slow))
+        coarse.append(xp.maximum(high * xp.where(mixed > 0, 1.0, decay), slow))
         cut.append(xp.sqrt(xp.maximum((density * ends).sum() / safe, 0)))
         left = bond_overlap(before, core)
     return GridErrors(xp.stack(coarse), xp.stack(cut))
 
 
-def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> str:
+def inaccurate(
+    cores: Cores,
+    box: Box,
+    t: float,
+    tol: float,
+    allowed: float,
+    varies: bool = False,
+    density: bool = False,
+) -> str:
     """Explains which grid axis causes too large an error, why, and what to do; else "".
 
     Args:
@@ -105,8 +123,23 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
       t: its time.
       tol: of the run.
       allowed: largest estimated error of a success.
+      varies: whether drift or noise are other than affine.
+      density: whether v is one, whose covariance is to be right.
     """
-    found = grid_errors(np, cores, looks(box))
+    found = grid_errors(np, cores, looks(box, varies))
+    noise = noisy_edge(cores, box) if density else None
+    if noise is not None and box.axes[noise[0]].kind == "fourier":
+        k, share = noise
+        # Less than tol may still be cleared, and restored moments do without it.
+        if share > tol and _FAR * share > allowed >= found.cut.max():
+            j = int(np.argmax(found.coarse))
+            more = _advised(box.axes[j], max(found.coarse[j], share), allowed / _FAR)
+            return (
+                f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, "
+                f"as waves of the grid and no tail: covariances are off by about {_FAR * share:.1g}"
+                f", for accuracy = {allowed:.1g} (tol = {tol:.1g}): take {more} on axis {j}, or a "
+                "larger tol or accuracy"
+            )
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
     asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"
@@ -168,9 +201,9 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
       after: at the end.
       whole: ∫ |u| dx at the beginning, of which the change is a share where the mass cancels.
       t: its time.
-      allowed: largest estimated error of a success; of the mass it is 4 times that.
+      allowed: largest estimated error of a success.
     """
-    if not abs(after - before) > _MASS * allowed * max(abs(before), whole):
+    if not abs(after - before) > allowed * max(abs(before), whole):
         return ""
     return (
         f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "

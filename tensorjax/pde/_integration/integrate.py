@@ -31,6 +31,7 @@ from tensorjax.pde._integration.initial_checks import (
     check_conserving,
     check_walls,
     conserves,
+    is_density,
 )
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
@@ -127,7 +128,8 @@ def integrate(
       coordinates: "adaptive" ("fixed" where the box has periodic axes, half-lines or axes with
         walls, `Axis`: a generator moves the others, if there are two or more, see "resting" in
         `stats`; else `MultiLevel`, where its motion leaves a tenth of the normal component or less
-        at first; where it does not, it is asked after pauses only, see "asked" in `stats`; where
+        at first; where it does not, it is asked after pauses only, see "asked" in `stats`; of
+        other than affine drift or noise not below ranks of 9, unless v nears the edge; where
         the run stops in moving coordinates it is made again in fixed ones, if that goes further:
         ``message`` says so, and ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a
         generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
@@ -160,11 +162,14 @@ def integrate(
         ε should stay below about ε^(4/9).
       accuracy: relative error that the grid may leave at the end, in the norm of u. What it leaves
         is estimated axis by axis: by the distance of the points, from how fast the modes of v decay
-        (of finite differences, from how much slower they carry each mode), and by the ends of the
-        box, from what lies there. A run with a larger estimate comes to its end as well, and its
-        result is "less accurate than asked", with the axis and what to do; so is that of a run in
-        which the mass of a Fokker–Planck equation has changed by 4 times as much, over the ends of
-        the box or by noise there, or in which truncation has changed a variance or covariance by
+        (on Fourier axes with other than affine coefficients, which jump at the ends, from the norm
+        of the highest modes; of finite differences, from how much slower they carry each mode), and
+        by the ends of the box, from what lies there. The estimate may be wrong by a factor of some.
+        A run with a larger one comes to its end as well, and its result is "less accurate than
+        asked", with the axis and what to do; so is that of a run in which the mass of a
+        Fokker–Planck equation has changed by more, over the ends of the box or by noise there, in
+        which 100 times the noise at the ends of Fourier axes, about what covariances then lack, is
+        more if it is above ``tol``, or in which truncation has changed a variance or covariance by
         more and it was not restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
@@ -336,15 +341,15 @@ def _loop(
     result, message = (Result.successful, "") if stop is None else stop
     if count and result in (Result.successful, Result.event):  # else v is the start
         options = work.options
-        found = inaccurate(
-            work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
-        )
+        box, v = options.problem.box, work.memory.v
+        at = work.t, options.tol, options.accuracy
+        found = inaccurate(v, box, *at, work.varies, is_density(options.problem))
         if not found and conserves(options.problem):
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
         # Less than is restored is no failure to restore it.
         most = max(options.accuracy, unrestored(options.tol))
         lost, share = work.memory.lost_moments, abs(first) / max(abs(first), whole, 1e-300)
-        found = found or moments_lost(lost, options.problem.box, work.t, most, share)
+        found = found or moments_lost(lost, box, work.t, most, share)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()

@@ -16,6 +16,9 @@ from typing import NamedTuple
 # Coordinates at rest start to move where what remains of the normal component is this share of what
 # it is at rest, or less.
 _START = 0.1
+# Other than affine parts of a right side have higher ranks in turned coordinates, which do not part
+# them by axes either: up to this rank of v more and dearer steps cost more than ranks do.
+_FEW = 8
 # Norm of v near an edge of the box, over the tolerance, at which the generator is asked in any
 # case: its gauge keeps v inside.
 _NEAR = 1e-2
@@ -43,16 +46,19 @@ class Gate(NamedTuple):
         """Cost ratio below which coordinates start to move; None once they are moving."""
         return None if self.moving else _START
 
-    def asks(self, shares: tuple[float, float], tol: float) -> bool:
+    def asks(self, shares: tuple[float, float], tol: float, dear: int = 0) -> bool:
         """Whether a new coordinate motion is computed at the next time step.
 
         Args:
           shares: of the norm of v at the edge of the box, and in the highest modes.
           tol: of the run.
+          dear: largest TT-rank of v where the right side has other than affine parts, else 0.
         """
         edge, rough = shares
         # Unresolved waves fill the box, and no motion of it helps.
-        return self.wait == 0 or edge**2 > rough**2 + (_NEAR * tol) ** 2
+        near = edge**2 > rough**2 + (_NEAR * tol) ** 2
+        few = 0 < dear <= _FEW and not self.moving
+        return near or (self.wait == 0 and not few)
 
     def waited(self) -> "Gate":
         """Returns the schedule after a time step without a new coordinate motion."""

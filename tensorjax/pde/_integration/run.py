@@ -46,6 +46,8 @@ _LOOK, _LONGER = 16, 4
 _LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
 # Noise at the edge of this size, in units of what clearing may take, has begun to grow.
 _GROWN = 0.01
+# Norm that clearing may take without noise, over the edge_limit of the run.
+_HIDDEN = 0.01
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -100,6 +102,7 @@ class Run:
         self.memory = memory
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
+        self.varies = False  # whether drift or noise of the last step are other than affine
         self._seen: dict[str, float] = {}
         self._overshot = 0.0
         self._unanswered = False
@@ -140,6 +143,7 @@ class Run:
     def _advance(self, target: float, compiled: Compilations) -> Stopped | None:
         began = time.perf_counter()
         right = right_side(self.options.problem, self.map, self.t)
+        self.varies = bool(right.others)
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
@@ -149,11 +153,15 @@ class Run:
         # Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
-        if clears and not right.others:
+        # One exponential step is long enough for noise to grow from nothing; it has its own window.
+        # What that takes from a tail must be far below what stops a run at the edge.
+        own = self.options.name == "exponential"
+        hides = CLEARED * self.options.tol > _HIDDEN * self.options.edge_limit
+        if clears and not right.others and (hides or not own):
             noise = noisy_edge(self.memory.v, self.options.problem.box)
             clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
         seen = None
-        if clears and self.options.name not in WHOLE:
+        if clears and (self.options.name not in WHOLE or (own and not hides)):
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
         if self._may_be_stiff(target) and self._is_stiff(right, clears):
             self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
@@ -315,7 +323,8 @@ class Run:
             self.memory.moments = []
             return costs
         if options.gated:
-            self._asked = gate.asks(self._shares(), options.tol)
+            dear = max(len(c) for c in self.memory.v) if right.others else 0
+            self._asked = gate.asks(self._shares(), options.tol, dear)
             generator = dataclasses.replace(generator, _gain=gate.gain)
         if self._asked:
             motion = generator(

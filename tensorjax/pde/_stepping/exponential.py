@@ -17,13 +17,15 @@ import numpy as np
 from scipy import linalg
 
 from tensorjax._cores.contractions import times_mode
+from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import STAGE, Method, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, STAGE, Method, Step, Trim
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
@@ -44,15 +46,26 @@ def exponential(
     tol, box = STAGE * trim.tol, at(0.0).box
     alone = along_axes(at(0.5))
     half = [linalg.expm(dt / 2 * m) for m in alone]
-    begin, middle, end = (coupled(at(s), alone, box) for s in (0.0, 0.5, 1.0))
+    seen = None if at(0.0).window is None else _window(v, half, trim, box)
+    begin, middle, end = (coupled(at(s), alone, box, seen) for s in (0.0, 0.5, 1.0))
+    whole: dict[int, tuple[Cores, Train]] = {}
 
     def moved(cores: Cores) -> Cores:
-        out = [times_mode(c, m) for c, m in zip(cores, half, strict=True)]
+        # Rounding leaves nothing where all terms of a sum are zero; elsewhere it leaves noise, and
+        # far out that has variances and covariances that no density has.
+        before = whole[id(cores)][1].cores if id(cores) in whole else cores
+        out = full = [times_mode(c, m) for c, m in zip(before, half, strict=True)]
+        if seen is not None:
+            out = [m[:, None] * c for m, c in zip(seen, full, strict=True)]
         trim.follow(cores, out)
+        whole[id(out)] = out, Train(full)
         return out
 
+    def known(cores: Cores) -> Train:
+        return Train(cores, whole=whole[id(cores)][1]) if id(cores) in whole else Train(cores)
+
     def stage(name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float):
-        terms = [*map(Train, trains), *rate]
+        terms = [*map(known, trains), *rate]
         return trim(name, terms, [*weights, *[by] * len(rate)])
 
     far = moved(moved(v))
@@ -61,7 +74,7 @@ def exponential(
     s3 = stage("s3", [near], [1.0], middle.terms(s2, tol), dt / 2).cores
     # dt exp(dt/2 L) of the slope at s3.
     rate = middle.terms(s3, tol)
-    carried = [Train(moved(stage("s4 slope", [], [], rate, dt).cores))] if rate else []
+    carried = [known(moved(stage("s4 slope", [], [], rate, dt).cores))] if rate else []
     s4 = stage("s4", [far], [1.0], carried, 1.0).cores
     last = end.terms(s4, tol)
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
@@ -83,7 +96,16 @@ def along_axes(rates: Rates) -> Matrices:
     return _parted(rates)[0]
 
 
-def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
+def _window(v: Cores, half: Matrices, trim: Trim, box: Box) -> list[np.ndarray] | None:
+    """Returns masks that are zero where v is negligible during a step; None if that is nowhere.
+
+    Where v is not negligible anywhere at the beginning, the rates come without a window.
+    """
+    far = [times_mode(c, m @ m) for c, m in zip(v, half, strict=True)]
+    return window(v, box, CLEARED * trim.tol, right_orthogonal(far, scale=False)[0])
+
+
+def coupled(rates: Rates, alone: Matrices, box: Box, seen: Any = None) -> Rates:
     """Returns the part of a PDE's right side that couples axes, explicit in a Lawson step."""
     own, affine, others = _parted(rates)
     rest = [m - n for m, n in zip(own, alone, strict=True)]
@@ -92,7 +114,7 @@ def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
     right = dataclasses.replace(
         rates.right, affine=affine, others=tuple(TTMatrix._unchecked(tuple(o)) for o in others)
     )
-    return Rates(box, right, part=True)
+    return Rates(box, right, window=seen, part=True)
 
 
 def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:

@@ -48,17 +48,24 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
     return right_orthogonal(out, scale=False)[0] if changed else cores
 
 
-def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
+def window(
+    cores: Cores, box: Box, allowed: float, end: Cores | None = None
+) -> list[np.ndarray] | None:
     """Returns masks (n,) of every axis, 0 where a tensor train is negligible; None if nowhere.
 
-    Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
+    Within a step v moves by a few points at most, and beyond them there is nothing to be changed;
+    or, in a long one, from where it is to about where it ends.
 
     Args:
       cores: right-orthogonal but for the first.
       box: of the grid.
       allowed: as in `cleared`.
+      end: cores of about the end of a long step, as ``cores``; None for those.
     """
     sizes, ranges = box.shape, _inner(cores, box, allowed)
+    if end is not None:
+        pairs = zip(ranges, _inner(end, box, allowed), strict=True)
+        ranges = [(min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs]
     if all(r == (0, n) for n, r in zip(sizes, ranges, strict=True)):
         return None
     return [faded(n, *r) for n, r in zip(sizes, ranges, strict=True)]
