@@ -97,11 +97,13 @@ class Layout:
     def by_path(self, values: Mapping[int, Any]) -> dict[str, Any]:
         """Nests values of the rank gates, given by position, in dicts by the keys of their paths.
 
-        Dicts, since Python has to flatten other containers in every call of a compiled step.
+        Dicts, since Python has to flatten other containers in every call of a compiled step. Keys
+        are text, of numbers with leading zeros: JAX sorts the keys of a dict.
         """
         tree: dict[str, Any] = {}
         for position in self.gates:
-            *above, last = map(str, self.paths[position])
+            path = self.paths[position]
+            *above, last = (f"{key:06d}" if isinstance(key, int) else str(key) for key in path)
             node = tree
             for key in above:
                 node = node.setdefault(key, {})
