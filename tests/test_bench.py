@@ -340,7 +340,7 @@ def test_the_released_formula_gives_the_outputs_of_the_layer():
 @pytest.mark.slow
 def test_the_layers_run_small(tmp_path: Path) -> None:
     # The groups that are not in the quick run, which .ci/run makes too, and one that is.
-    groups = ("linear", "embedding step", "adaptation")
+    groups = ("linear", "embedding-step", "adaptation")
     options = ["--quick", "--only", *groups, "--results", str(tmp_path)]
     assert main(["run", "bench/layers", *options]) == 0
     (line,) = (tmp_path / "bench" / "layers" / "runs.jsonl").read_text().splitlines()

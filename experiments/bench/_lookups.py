@@ -1,4 +1,4 @@
-"""Groups "embedding" and "embedding step" of `bench/layers`: lookups of a table.
+"""Groups "embedding" and "embedding-step" of `bench/layers`: lookups of a table.
 
 In the first, of 32,000 × 768 and with Zipf-distributed ids, all competitors look up the same ids in
 the same table, the compressed one of ours. A call makes the rows, or the rows and the gradient with

@@ -19,25 +19,25 @@ from experiments.bench import _adaptation, _encoders, _linears, _lookups
 from experiments.bench._options import Sized
 from experiments.bench._solving import Problem, by_turns
 
-Group = Literal["linear", "embedding", "encoder", "embedding step", "adaptation"]
+Group = Literal["linear", "embedding", "encoder", "embedding-step", "adaptation"]
 GROUPS: dict[str, Callable[[bool], list[Problem]]] = {
     "linear": _linears.problems,
     "embedding": _lookups.problems,
     "encoder": _encoders.problems,
-    "embedding step": _lookups.steps,
+    "embedding-step": _lookups.steps,
 }
 CAPTIONS = {
     "linear": "Linear layers, float32: y = x W + bias, and the gradient of all",
     "embedding": "Embeddings, float32: rows of Zipf-distributed ids, and the gradient",
     "encoder": "Training steps of six encoders of width 768: memory that is kept, and at the peak",
-    "embedding step": "Embeddings, float32: forward, backward and update by Adam, uniform ids",
+    "embedding-step": "Embeddings, float32: forward, backward and update by Adam, uniform ids",
     "adaptation": "Steps under optim.rank_adaptive(adamw, compress_to=10) over those under "
     "adamw alone, processor time, by turns over {} steps; usual: without cut or change of basis",
 }
 _LAYER = ("error", "parameters", "kind", "flops", "temp bytes")
 _STEP = ("parameters", "parameters MiB", "state MiB", "with gradients MiB", "peak MiB", "flops")
 _COLUMNS = {
-    "linear": _LAYER, "embedding": _LAYER, "encoder": _STEP, "embedding step": ("parameters",),
+    "linear": _LAYER, "embedding": _LAYER, "encoder": _STEP, "embedding-step": ("parameters",),
 }  # fmt: skip
 # Time of tensorly-torch over ours; what is aimed at beside dense JAX is said by every problem.
 _PEER_GOAL = 3.0
@@ -48,7 +48,7 @@ class Config(Sized):
     """Options of the benchmark `bench/layers`."""
 
     only: tuple[Group, ...] = ("linear", "embedding", "encoder")
-    """Groups of problems to run; "embedding step" and "adaptation" are for their own runs."""
+    """Groups of problems to run; "embedding-step" and "adaptation" are for their own runs."""
     steps: int = 600
     """Of the group "adaptation"; its cuts are about 40, whatever the number of steps."""
 

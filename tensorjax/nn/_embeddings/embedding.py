@@ -35,7 +35,7 @@ class TTEmbedding(Embedding):
     A lookup in a dense table is a copy, and faster than any of these, but its gradient and the
     update of a training step are as large as the table: on a CPU training steps are faster here
     where ids are fewer than rows, and slower where there are more (``bench/layers``, group
-    "embedding step"). Where rows are looked up forward alone and the table has room in memory, make
+    "embedding-step"). Where rows are looked up forward alone and the table has room in memory, make
     it once: `tensorjax.nn.to_embedding`, or `tensorjax.nn.detensorize` for a whole model.
 
     Attributes:
