@@ -81,13 +81,15 @@ class _Recurrent(nnx.Module):
     """Classifier of sequences by a GRU."""
 
     def __init__(self, inputs: int, width: int, rngs: nnx.Rngs) -> None:
+        self.width = width
         self.rnn = nnx.RNN(nnx.GRUCell(inputs, width, rngs=rngs))
         self.out = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Computes logits from the last state."""
-        begin = jnp.zeros((len(x), self.rnn.cell.hidden_features), x.dtype)
-        return self.out(self.rnn(x, initial_carry=begin)[:, -1])
+        begin = jnp.zeros((len(x), self.width), x.dtype)
+        states: Any = self.rnn(x, initial_carry=begin)
+        return self.out(states[:, -1])
 
 
 def cases(small: bool) -> list[Case]:
