@@ -339,11 +339,13 @@ def test_the_released_formula_gives_the_outputs_of_the_layer():
 
 @pytest.mark.slow
 def test_the_layers_run_small(tmp_path: Path) -> None:
-    # One group of three: all of them are in the quick run, which .ci/run makes too.
-    options = ["--quick", "--only", "linear", "--results", str(tmp_path)]
+    # The groups that are not in the quick run, which .ci/run makes too, and one that is.
+    groups = ("linear", "embedding-step", "adaptation")
+    options = ["--quick", "--only", *groups, "--results", str(tmp_path)]
     assert main(["run", "bench/layers", *options]) == 0
     (line,) = (tmp_path / "bench" / "layers" / "runs.jsonl").read_text().splitlines()
-    assert {t["file"] for t in json.loads(line)["tables"]} >= {"linear.csv", "ratios.csv"}
+    found = {t["file"] for t in json.loads(line)["tables"]}
+    assert found >= {"linear.csv", "ratios.csv", "adaptation.csv"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -356,6 +356,8 @@ def test_a_size_is_used_where_the_best_specs_are_far_apart(rng) -> None:
             for rules in ("auto", nn.TT()):
                 found = nn.choose(model, rules, ratio=ratio, init="random")
                 assert 0.85 * whole / ratio <= found.size <= whole / ratio
+                if rules == "auto":  # its weights are random, whatever is asked for
+                    assert dict(nn.choose(model, size=int(whole / ratio))) == dict(found)
                 weights = [s for s in found.specs.values() if s is not None]
                 assert all(np.max(s.rank) > 1 for s in weights)  # type: ignore[attr-defined]
 

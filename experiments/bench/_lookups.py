@@ -1,7 +1,9 @@
-"""Group "embedding" of `bench/layers`: a table of 32,000 × 768, and Zipf-distributed ids.
+"""Groups "embedding" and "embedding-step" of `bench/layers`: lookups of a table.
 
-All competitors look up the same ids in the same table, the compressed one of ours. A call makes the
-rows, or the rows and the gradient with respect to all parameters for a given cotangent.
+In the first, of 32,000 × 768 and with Zipf-distributed ids, all competitors look up the same ids in
+the same table, the compressed one of ours. A call makes the rows, or the rows and the gradient with
+respect to all parameters for a given cotangent. The second has other tables and uniform ids: rows,
+and whole training steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from experiments.bench._linears import costs, flat
@@ -20,6 +23,12 @@ COUNTS = (1, 32, 128, 512, 4096)
 # The authors' shapes for the 30,522 word pieces of BERT.
 _FULL = {"num_shape": (16, 20, 10, 10), "feature_shape": (4, 4, 8, 6), "rank": 32}
 _SMALL = {"num_shape": (8, 10, 10), "feature_shape": (4, 4, 4), "rank": 8}
+# Rows, features, ids and rank of training steps.
+_STEPS = (
+    (10_000, 256, 256, 16), (10_000, 256, 2048, 16), (10_000, 256, 2048, 64),
+    (10_000, 256, 16_384, 16), (10_000, 16, 2048, 16), (100_000, 64, 4096, 16),
+    (30_522, 768, 4096, 30),
+)  # fmt: skip
 # Where a goal is set: forward + backward of the largest number of ids.
 _GOAL = 3.0
 
@@ -41,6 +50,67 @@ def problems(small: bool, counts: Sequence[int] = COUNTS) -> list[Problem]:
             goal = _GOAL if backward and count == COUNTS[-1] else None
             out.append(Problem(name, [*_ours(layer, work), *_dense(work), *_torch(work)], goal))
     return out
+
+
+def steps(small: bool) -> list[Problem]:
+    """Returns problems of lookups and of training steps by Adam, beside a dense table.
+
+    "table()[ids]" makes the whole table in every call.
+    """
+    out = []
+    for rows, features, count, rank in [(100, 8, 16, 2)] if small else _STEPS:
+        rng = np.random.default_rng(0)
+        ids = jnp.asarray(rng.integers(0, rows, count).astype(np.int32))
+        target = jnp.asarray(rng.standard_normal((count, features), np.float32))
+        ours = nn.TTEmbedding(rows, features, rank=rank, rngs=nnx.Rngs(0))
+        dense = nnx.Embed(rows, features, rngs=nnx.Rngs(0))
+        name = f"{rows} × {features}, {count} ids, rank {rank}"
+        whole = _forward(ours, lambda layer, ids: layer.table()[ids], ids)
+        forward = [
+            _untold("tensorjax", "", _forward(ours, lambda layer, ids: layer(ids), ids)),
+            _untold("JAX", "dense", _forward(dense, lambda layer, ids: layer(ids), ids)),
+            _untold("tensorjax", "table()[ids]", whole),
+        ]
+        step = [
+            _untold("tensorjax", "", _step(ours, ids, target)),
+            _untold("JAX", "dense", _step(dense, ids, target)),
+        ]
+        out.append(Problem(f"{name}, forward", forward))
+        out.append(Problem(f"{name}, step", step, 1.0))
+    return out
+
+
+def _untold(library: str, variant: str, call: Callable[[], Any]) -> Way:
+    """Returns a way of which the table says the time alone."""
+    return Way(library, variant, call, lambda _: {})
+
+
+def _forward(layer: Any, apply: Callable[..., Any], ids: jax.Array) -> Callable[[], Any]:
+    graph, params = nnx.split(layer)
+    program = jax.jit(lambda params, ids: apply(nnx.merge(graph, params), ids))
+    return lambda: jax.block_until_ready(program(params, ids))
+
+
+def _step(layer: Any, ids: jax.Array, target: jax.Array) -> Callable[[], Any]:
+    """Returns a call that makes one training step by Adam, which goes on from the last one."""
+    graph, params = nnx.split(layer)
+    optimizer = optax.adam(1e-3)
+
+    def step(params: Any, state: Any, ids: jax.Array, target: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return jnp.mean((nnx.merge(graph, params)(ids) - target) ** 2)
+
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    program = jax.jit(step, donate_argnums=(0, 1))
+    held = [jax.tree.map(jnp.array, params), optimizer.init(params)]
+
+    def call() -> Any:
+        held[:] = program(*held, ids, target)
+        return jax.block_until_ready(held[0])
+
+    return call
 
 
 def zipf_ids(count: int, rows: int) -> np.ndarray:

@@ -194,7 +194,8 @@ def rank_adaptive(
     counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
     is Ŝ, where the program has the mean of the live gates. Training to a target size is ours; its
     schedule is that of Zhu and Gupta (arXiv 1710.01878). Layers of CP have no other basis, and are
-    cut as they are; a dead index does not come back, but for cuts that are undone.
+    cut as they are. A dead index does not come back, but for cuts that are undone: its gate and its
+    slices are zero, hence its gradients too, and nothing there tells whether the loss asks for it.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()
@@ -270,22 +271,21 @@ def _initial(
     measure, rows, by = options.measure, options.rows, options.by
     layout = _trainable(params, options.keep_one)
     full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
-    leaves, structure = jax.tree.flatten(params)
+    leaves = jax.tree.leaves(params)
     if not _check.is_traced(leaves):
         _check_reachable(layout, full, options)
     gates = Gates.of(layout)
     flat = gates.join([leaves[k] for k in layout.gates])
     form = polynomial(layout, measure, rows)
     live = form.of_living(gates.per_bond(flat > options.threshold))
-    like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
-    saved = jax.tree.unflatten(structure, like)
-    worth = [None if x is None or by is None else x.astype(jnp.float32) for x in like]
+    zeros = {k: jnp.zeros_like(leaves[k]) for k in layout.gates}
+    saved, worth = layout.by_path(zeros), {}
+    if by is not None:
+        worth = layout.by_path({k: jnp.zeros_like(x, jnp.float32) for k, x in zeros.items()})
     own = inner.init(params)
     if _holds(own, optax.LookaheadState):
         raise ValueError(_LOOKAHEAD)
-    state = _fresh(
-        float(full), options, own, saved, jax.tree.unflatten(structure, worth), flat.size
-    )
+    state = _fresh(float(full), options, own, saved, worth, flat.size)
     if by is not None:
         ranks = jnp.sum(flat != 0).astype(jnp.float32)
         whole = live + ranks if options.compress_to is not None else live

@@ -31,7 +31,7 @@ class RankAdaptiveState(NamedTuple):
       rests: for each core and gate, whether it stayed as it was when anything last moved.
       watch: the loss of a model that has learnt nothing, as estimated from the first losses, and
         cuts of the late stage on trial and undone.
-      worth: with a target only, importance of every gate: a tree like the parameters, of gates.
+      worth: with a target only, importance of every gate, in dicts by the keys of its path.
       full: size that the training began with.
       smallest: least gate that is not zero.
       by: update by which a target is met; 0 in the paper's two stages.

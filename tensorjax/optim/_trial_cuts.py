@@ -46,7 +46,7 @@ class Watch(NamedTuple):
       refused: cuts undone.
       size: of the layers after the cut that was undone last.
       loss: after that cut.
-      saved: a tree like the parameters, of gates only: values of those on trial, else zero.
+      saved: values of the gates on trial, else zero, in dicts by the keys of their paths.
     """
 
     first: Any
@@ -79,7 +79,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
     """Builds the record of losses and rank cuts at the beginning of a training.
 
     Args:
-      saved: tree like the parameters, of zeros at the gates.
+      saved: zeros for all gates, in dicts by the keys of their paths.
       chance: the loss of a model that has learnt nothing, if it is known.
     """
 

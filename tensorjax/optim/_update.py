@@ -56,8 +56,7 @@ class Step:
         watch = _watched(options, state, value, excess, ones, finite, following.late)
         trial = None
         if options.switch is not None:
-            kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
-            saved = gates.join([kept[k] for k in places])
+            saved = gates.join([*layout.of_gates(watch.saved).values()])
             counts = jnp.sum(saved != 0).astype(jnp.float32)
             watch, verdict = judged(watch, following.mass, size, counts, flat.size)
             trial = (verdict, saved)
@@ -247,9 +246,8 @@ class Step:
         )  # fmt: skip
 
     def joined(self, tree: Any) -> jax.Array:
-        """Concatenates all rank gates in a tree like the parameters to one vector."""
-        kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
-        return self.gates.join([kept[k] for k in self.layout.gates])
+        """Concatenates all rank gates in a tree by their paths to one vector."""
+        return self.gates.join([*self.layout.of_gates(tree).values()])
 
     def _most(self) -> jax.Array | None:
         """Returns how many rank gates this update may prune; all of them in the early stage."""
@@ -271,14 +269,13 @@ class Step:
         cut = dead & self.live & self.state.late
         kept = jnp.where(waits, saved, jnp.where(cut, self.flat, 0.0))
         watch = self.state.watch
-        parts = dict(zip(self.layout.gates, self._split(kept), strict=True))
-        old, structure = jax.tree.flatten(watch.saved)
-        new = [
-            like(parts[k].astype(x.dtype), x)
-            for k, x in zip(sorted(self.layout.gates), old, strict=True)
-        ]
+        old = self.layout.of_gates(watch.saved)
+        new = {
+            k: like(part.astype(old[k].dtype), old[k])
+            for k, part in zip(self.layout.gates, self._split(kept), strict=True)
+        }
         watch = watch._replace(
-            saved=jax.tree.unflatten(structure, new),
+            saved=self.layout.by_path(new),
             tried=jnp.where(jnp.any(cut), 0, watch.tried),
             total=jnp.where(jnp.any(cut), 0.0, watch.total),
         )

@@ -32,6 +32,12 @@ class TTEmbedding(Embedding):
     from cores or products of neighbouring ones; it needs no capacity, and serves unless one is
     given that the ids exceed. No program holds the table unless the plan is dense.
 
+    A lookup in a dense table is a copy, and faster than any of these, but its gradient and the
+    update of a training step are as large as the table: on a CPU training steps are faster here
+    where ids are fewer than rows, and slower where there are more (``bench/layers``, group
+    "embedding-step"). Where rows are looked up forward alone and the table has room in memory, make
+    it once: `tensorjax.nn.to_embedding`, or `tensorjax.nn.detensorize` for a whole model.
+
     Attributes:
       cores: list of D parameters (r_{k−1}, m_k, n_k, r_k), with r_0 = r_D = 1.
       gates: list of D − 1 parameters (r_k,), ones at first.

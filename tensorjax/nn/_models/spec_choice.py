@@ -115,8 +115,8 @@ def choose(
       init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
         TT-matrices in the shapes of `TTMatrix`, and for embeddings and convolutions trains in those
-        of `TT`, or stays dense where they are not smaller. So it is with ``compress_to``, too, if
-        the singular values of all weights are as of random ones.
+        of `TT`, or stays dense where they are not smaller. So it is with "auto" and with
+        ``compress_to``, too, if the singular values of all weights are as of random ones.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
@@ -209,7 +209,8 @@ def _chosen(
     every = matched(model, pairs)
     found = [place for place in every if _is_open(place[2])]
     leaders = _leaders(model, found)
-    if tol is None and (init == "random" or trained):
+    automatic = any(spec is _AUTO for *_, spec in found)
+    if tol is None and (init == "random" or trained or automatic):
         own = [(x, paths[0], spec) for x, paths, spec in found if id(x) in leaders]
         if init == "random" or all(_named(path, is_random, x) for x, path, _ in own):
             return _of_one_rank(model, every, own, leaders, most, fewer)

@@ -16,7 +16,7 @@ splits it to single layers, each with its own ranks, and stacks it again.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -93,6 +93,28 @@ class Layout:
     def gates(self) -> tuple[int, ...]:
         """Indices of all rank gates among the leaves of a parameter tree, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
+
+    def by_path(self, values: Mapping[int, Any]) -> dict[str, Any]:
+        """Nests values of the rank gates, given by position, in dicts by the keys of their paths.
+
+        Dicts, since Python has to flatten other containers in every call of a compiled step. Keys
+        are text, of numbers with leading zeros: JAX sorts the keys of a dict.
+        """
+        tree: dict[str, Any] = {}
+        for position in self.gates:
+            path = self.paths[position]
+            *above, last = (f"{key:06d}" if isinstance(key, int) else str(key) for key in path)
+            node = tree
+            for key in above:
+                node = node.setdefault(key, {})
+            node[last] = values[position]
+        return tree
+
+    def of_gates(self, tree: Any) -> dict[int, Any]:
+        """Returns the leaves of a tree that `by_path` made, by position of the gate."""
+        paths, leaves, _ = flatten(tree)
+        known = dict(zip(paths, leaves, strict=True))
+        return {position: known[self.paths[position]] for position in self.gates}
 
 
 def find(params: Any) -> Layout:

@@ -192,43 +192,65 @@ def _cut_if(
         steps[k] = held[k].astype(jnp.result_type(steps[k]))
     pulls = jax.tree.leaves(gradients)
     names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
+    curved = curvature_of(inner)
 
-    def decide() -> Any:
-        step = _step(options, layout, leaves, state, began, tick, stacks, counters)
-        return _decided(step, *step.decide(steps, pulls), names)
+    slim = {k: _slim(jnp.asarray(leaves[k])) for k in members}
+    slopes = {k: _slim(jnp.asarray(pulls[k])) for k in members}
 
-    def wait() -> Any:
-        kept = {name: getattr(state, name) for name in names}
-        return _undecided(layout, steps), (jnp.zeros((), bool),) * 2, state.size, kept
-
-    # Two conditions: what the first returns is held in memory, and is not computed once more for
-    # every core.
-    decision, (turns, jumps), size, learnt = jax.lax.cond(due, decide, wait)
-
-    def heavy(given: Any) -> Any:
-        own, moments = given
-        full = list(steps)
+    def changed(given: Any) -> Any:
+        own, moments, memory, size, kept = given
+        own = [_of_shape(x, leaves[k]) for k, x in zip(members, own, strict=True)]
+        moments = [_of_shape(x, leaves[k]) for (_, k, _), x in zip(moving, moments, strict=True)]
+        # Nothing of that is taken from outside too: XLA would have to copy it.
+        known = state._replace(size=size, **kept)
+        full, values, gradients = list(steps), list(leaves), list(pulls)
         for k, move in zip(members, own, strict=True):
             full[k] = move
+            values[k] = _of_shape(slim[k], leaves[k])
+            gradients[k] = _of_shape(slopes[k], leaves[k])
+
+        def decide() -> Any:
+            step = _step(options, layout, values, known, began, tick, stacks, counters)
+            return _decided(step, *step.decide(list(full), gradients), names)
+
+        def wait() -> Any:
+            return _undecided(layout, full), (jnp.zeros((), bool),) * 2, size, kept
+
+        # What a condition returns is held in memory, and is not computed once more for every core.
+        decision, (turns, jumps), size, learnt = jax.lax.cond(due, decide, wait)
         stays = _stays(layout, learnt["rests"])
         moments = cut_and_changed(
-            layout, leaves, full, decision, moving, moments, stays, turns, even, counters
+            layout, values, full, decision, moving, moments, stays, turns, even, counters
         )
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
-        return own, moments
+        memory = [jnp.where(jumps, jnp.zeros_like(x), x) for x in memory]
+        return [*map(_slim, own)], [*map(_slim, moments)], memory, size, learnt
 
-    own = [steps[k] for k in members]
-    moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
-    own, moments = jax.lax.cond(due, heavy, lambda same: same, (own, moments))
+    own = [_slim(steps[k]) for k in members]
+    moments = [_slim(jnp.asarray(arrays[n])) for n, *_ in moving]
+    memory = [jnp.asarray(arrays[n]) for n in curved]
+    kept = {name: getattr(state, name) for name in names}
+    own, moments, memory, size, learnt = jax.lax.cond(
+        due, changed, lambda same: same, (own, moments, memory, state.size, kept)
+    )
     for k, move in zip(members, own, strict=True):
-        steps[k] = move
-    for (n, *_), moment in zip(moving, moments, strict=True):
-        arrays[n] = moment
-    for n in curvature_of(inner):
-        old = jnp.asarray(arrays[n])
-        arrays[n] = jnp.where(jumps, jnp.zeros_like(old), old)
+        steps[k] = _of_shape(move, leaves[k])
+    for (n, k, _), moment in zip(moving, moments, strict=True):
+        arrays[n] = _of_shape(moment, leaves[k])
+    for n, array in zip(curved, memory, strict=True):
+        arrays[n] = array
     moves = jax.tree.unflatten(structure, steps)
     return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
+
+
+def _slim(x: jax.Array) -> jax.Array:
+    """Drops a last axis of one entry, as that of last cores, for which XLA may copy to a layout."""
+    return jax.lax.squeeze(x, (x.ndim - 1,)) if x.ndim > 1 and x.shape[-1] == 1 else x
+
+
+def _of_shape(x: jax.Array, model: Any) -> jax.Array:
+    """Restores the last axis that `_slim` dropped from an array of a parameter's shape."""
+    return x if x.ndim == jnp.ndim(model) else jax.lax.expand_dims(x, (x.ndim,))
 
 
 def _step(
@@ -237,8 +259,7 @@ def _step(
 ) -> TargetStep:  # fmt: skip
     gates = Gates.of(layout)
     flat = gates.join([leaves[k] for k in layout.gates])
-    kept = dict(zip(sorted(layout.gates), jax.tree.leaves(state.watch.saved), strict=True))
-    saved = gates.join([kept[k] for k in layout.gates])
+    saved = gates.join([*layout.of_gates(state.watch.saved).values()])
     counts = jnp.sum(saved != 0).astype(jnp.float32)
     watch, verdict = judged(state.watch, state.mass, state.size, counts, flat.size)
     form = polynomial(layout, options.measure, options.rows)
@@ -301,12 +322,11 @@ def _stays(layout: Layout, rests: jax.Array) -> jax.Array:
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
     """Adds (gate · gradient)² to the importance of every rank gate."""
-    leaves, structure = jax.tree.flatten(old)
-    out = []
-    for k, x in zip(sorted(layout.gates), leaves, strict=True):
+    out = {}
+    for k, x in layout.of_gates(old).items():
         effect = like((gates[k] * slopes[k]).astype(x.dtype), x)
-        out.append(x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0))
-    return jax.tree.unflatten(structure, out)
+        out[k] = x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0)
+    return layout.by_path(out)
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
