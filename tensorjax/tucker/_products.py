@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
-from tensorjax._cores.mode_products import is_in_range, times_in_range
+from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
