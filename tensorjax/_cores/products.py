@@ -12,8 +12,7 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.scaling import evening, shared_out
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.conditions import on_cpu
-from tensorjax._kernels.table import CPP, TRACE
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax.linalg._arrays import is_host
 from tensorjax.linalg._powers_of_two import exponent_of, exponents_held, normalized, scaled
 
@@ -142,7 +141,7 @@ def is_in_range(array: Any, matrix: Any) -> bool:
 
     False for traced arrays and for those elsewhere, which are not looked at.
     """
-    if not (on_cpu(array, matrix) and on_cpu(matrix)):
+    if choose_kernel("tt.mode_product", (array, matrix)) is not NUMPY:
         return False
     low, high = exponents_held(array.dtype)
     size = exponent_of(np.asarray(array)) + exponent_of(np.asarray(matrix))
@@ -165,7 +164,8 @@ def times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times, na
       OverflowError: concrete finite arrays, whose product the dtype cannot hold in as many.
     """
     out = _times_in_range(tuple(arrays), at, matrix, times)
-    if on_cpu(*out) and not _are_finite(out) and _are_finite([*arrays, matrix]):
+    hosted = choose_kernel("tt.mode_product", out) is NUMPY
+    if hosted and not _are_finite(out) and _are_finite([*arrays, matrix]):
         raise OverflowError(
             f"{name}: {matrix.dtype} cannot hold the product with the matrix in {len(out)} arrays; "
             "scale the tensor or the matrix first, or cast them to a wider dtype"

@@ -24,8 +24,8 @@ MATRIX = 2**10
 # Multiplications of entries of a train up to which C++ may make them one by one, and up to which it
 # always does.
 FEW_OPERATIONS, ALWAYS_FEW = 2**25, 2**16
-# Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind, and for
-# gaussian ones in single precision.
+# Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind, and
+# for gaussian ones in single precision.
 FEW_ROWS, FEW_GAUSSIAN = 2**18, 2**20
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
 SMALL_BATCH = 2**16
@@ -309,7 +309,7 @@ def rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
-    f"fewer than {power(FEW_ROWS)} elements; under a gaussian map {power(FEW_GAUSSIAN)}, or float64",
+    f"fewer than {power(FEW_ROWS)} elements; a gaussian map, of {power(FEW_GAUSSIAN)}, or float64",
     "larger inputs are read once by a program; in single precision XLA multiplies faster",
     CORE_BENCH + "projection",
 )

@@ -198,7 +198,10 @@ def _thresholds(key: jax.Array | None, cores: Sequence[jax.Array]) -> Sequence[A
         if drawn is not None:
             return drawn
     keys = jax.random.split(key, len(cores))
-    return [jax.random.uniform(k, *of) for k, *of in zip(keys, shapes, wide, strict=True)]
+    return [
+        jax.random.uniform(k, shape, dtype)
+        for k, shape, dtype in zip(keys, shapes, wide, strict=True)
+    ]
 
 
 def _wide(dtype: Any) -> Any:

@@ -8,6 +8,7 @@ samples are sums of L_i δ_k R_i over k: nothing larger than the samples times t
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
         yield cores
 
 
-def _frame(cores: Cores) -> tuple[Frame, np.ndarray]:
+def _frame(cores: Cores) -> tuple[Frame, Any]:
     """Computes the frame at a train of host cores, and the core that follows its left cores."""
     x = TT._unchecked(tuple(cores))
     left, exponent = orthogonal_cores(x, x.order - 1)
@@ -71,7 +72,7 @@ def _frame(cores: Cores) -> tuple[Frame, np.ndarray]:
     return Frame(tuple(left[:-1]), tuple(right[1:])), linalg.scaled(left[-1], int(exponent))
 
 
-def _sides(at: Frame, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Multiplies the cores left and right of each mode at the samples: L_i and R_i."""
     ones = np.ones((len(seen.values), 1), seen.values.dtype)
     lefts, rights = [ones], [ones]
@@ -84,7 +85,7 @@ def _sides(at: Frame, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]
 
 def _variations(
     lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray], weights: np.ndarray, seen: Samples
-) -> list[np.ndarray]:
+) -> list[Any]:
     """Sums conj(L_i) w_i conj(R_i) over the samples of each index, for every mode."""
     out = []
     for left, right, rows in zip(lefts, rights, seen.rows, strict=True):
@@ -97,7 +98,7 @@ def _variations(
 def _entries(
     lefts: Sequence[np.ndarray],
     rights: Sequence[np.ndarray],
-    deltas: Sequence[np.ndarray],
+    deltas: Sequence[Any],
     seen: Samples,
 ) -> np.ndarray:
     """Evaluates a tangent vector of given variations at the samples."""
@@ -107,10 +108,10 @@ def _entries(
     return total
 
 
-def _transported(at: Frame, xi: TT) -> Sequence[np.ndarray]:
+def _transported(at: Frame, xi: TT) -> Sequence[Any]:
     """Projects a tangent vector at another point on the tangent space of a frame: variations."""
     return blocks(project(at, xi, even=False))[1]
 
 
-def _inner(xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> float:
+def _inner(xs: Sequence[Any], ys: Sequence[Any]) -> float:
     return sum(float(np.vdot(x, y).real) for x, y in zip(xs, ys, strict=True))
