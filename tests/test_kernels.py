@@ -521,6 +521,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.log_norm": lambda g: tt.log_norm(g.x),
     "tt.TT[...]": lambda g: g.x[0, 1:],
     "tt.reshape": lambda g: tt.reshape(g.x, (-1, g.x.shape[-1])),
+    "tt.mode_product": lambda g: tt.mode_product(g.x, np.eye(g.x.shape[1], dtype=g.x.dtype), 1),
     "tt.tangent_project": lambda g: tt.tangent_project(g.x, g.y),
     "tt.tangent_project, products": lambda g: tt.tangent_project(g.x, g.y),
     "tt.stream_add": lambda g: tt.stream_train(

@@ -892,3 +892,49 @@ def test_trains_of_meras_near_the_top_of_the_range(rng):
     for call in (jax.jit(mera.to_tt), mera.to_tt, to_rank):
         found = multiplied([np.asarray(c).astype(np.float64) for c in call(given).cores])
         assert error(found.reshape(x.shape), x) <= 1e-5 * norm(x)
+
+
+def of_powers(rng, powers):
+    """Random cores in single precision times powers of two, and the tensor in double."""
+    given = [c / np.abs(c).max() for c in cores(rng, SHAPE, 2, np.float32)]
+    given = [scaling.scaled(c, int(p)) for c, p in zip(given, powers, strict=True)]
+    whole = multiplied([c.astype(np.float64) for c in given]).reshape(SHAPE)
+    return [jnp.asarray(c) for c in given], whole
+
+
+@pytest.mark.parametrize("manner", [lambda f: f, jax.jit], ids=["host", "program"])
+def test_products_of_modes_that_one_array_cannot_hold(rng, manner):
+    """The others share what it cannot; products of merged cores cancel."""
+    power = int(rng.integers(100, 126))
+    low = -(power // 2)
+    given, whole = of_powers(rng, (low, power, low, 0))
+    w = scaling.scaled(rng.standard_normal((5, 3)).astype(np.float32), 40)
+    right = np.moveaxis(np.tensordot(w.astype(np.float64), whole, (1, 1)), 0, 1)
+    found = manner(lambda t: tt.mode_product(t, w, 1))(tt.TT(given))
+    made = multiplied([np.asarray(c, np.float64) for c in found.cores])
+    assert error(made.reshape(right.shape), right) <= 1e-5 * norm(right)
+
+    x = tucker.Tucker(tt.TT(given), [jnp.full((n, n), 2, jnp.float32) for n in SHAPE])
+    found = manner(lambda t: tucker.mode_product(t, scaling.scaled(w, 85), 1))(x)
+    made = multiplied(found.core.cores).reshape(SHAPE)
+    for u in found.factors:  # the first axis is multiplied and goes to the end: all do once
+        made = np.tensordot(made, np.asarray(u, np.float64), (0, 1))
+    sums = 2.0**89 * whole.sum() * w.astype(np.float64).sum(1)
+    right = np.broadcast_to(sums[:, None, None], (2, 5, 2, 2))
+    assert error(made, right) <= 1e-5 * norm(made)
+
+    given, whole = of_powers(rng, (power, power, -power, -power))
+    found = manner(lambda t: tt.reshape(t, (6, 4)))(tt.TT(given))
+    made = multiplied([np.asarray(c, np.float64) for c in found.cores])
+    assert error(made.reshape(SHAPE), whole) <= 1e-5 * norm(whole)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_trains_that_fewer_cores_cannot_hold_are_refused(rng, sign):
+    given, _ = of_powers(rng, rng.integers(100, 120, 4) * sign)
+    with pytest.raises(OverflowError, match=r"cannot hold the cores .* tt\.normalize"):
+        tt.reshape(tt.TT(given), (6, 4))
+    if sign > 0:
+        full, w = [jnp.full_like(c, 3e38) for c in given], np.full((5, 3), 9, np.float32)
+        with pytest.raises(OverflowError, match="with the matrix in 4 arrays"):
+            tt.mode_product(tt.TT(full), w, 1)

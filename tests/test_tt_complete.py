@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tests.oracles import cores, dense, norm
+from tests.oracles import compilations, cores, dense, norm
 
 SHAPE = (8, 9, 10)
 
@@ -24,7 +24,9 @@ def planted(seed: int, dtype: Any = np.float64, count: int = 600, rank: Any = 2)
 def test_planted_trains_are_found(method: Any, dtype: Any):
     for seed in range(3):
         x, indices, values = planted(seed, dtype)
-        found, info = tt.complete(indices, values, SHAPE, 2, method=method, tol=1e-7)
+        with compilations() as compiled:
+            found, info = tt.complete(indices, values, SHAPE, 2, method=method, tol=1e-7)
+        assert not compiled
         assert info.status == "reached"
         assert info.error <= 1e-7
         assert info.advice == ""

@@ -1,6 +1,6 @@
-"""Exact products and sums of trains from their cores, whose bonds multiply or add; NumPy or JAX."""
+"""Exact products and sums of trains from their cores, and products of one core with a matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,13 +9,14 @@ import numpy as np
 
 from tensorjax import _native
 from tensorjax._cores.contractions import einsum
-from tensorjax._cores.scaling import evening
+from tensorjax._cores.scaling import evening, shared_out
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, TRACE
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax.linalg._arrays import is_host
-from tensorjax.linalg._powers_of_two import scaled
+from tensorjax.linalg._powers_of_two import exponent_of, exponents_held, normalized, scaled
 
+Times = Callable[[Any, Any], Any]
 # Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.
 _MANY, _SHORT = 2**11, 64
@@ -133,3 +134,50 @@ def _blocks(cores: Cores) -> Any:
         out[r : r + c.shape[0], :, s : s + c.shape[2]] = c
         r, s = r + c.shape[0], s + c.shape[2]
     return out
+
+
+def is_in_range(array: Any, matrix: Any) -> bool:
+    """Whether a concrete array on a CPU, and its product with a matrix, are known to be in range.
+
+    False for traced arrays and for those elsewhere, which are not looked at.
+    """
+    if choose_kernel("tt.mode_product", (array, matrix)) is not NUMPY:
+        return False
+    low, high = exponents_held(array.dtype)
+    size = exponent_of(np.asarray(array)) + exponent_of(np.asarray(matrix))
+    return low < size < high - (2 * matrix.shape[1]).bit_length()
+
+
+def times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times, name: str) -> Cores:
+    """Multiplies one of the arrays that a tensor is the product of by a matrix, in range.
+
+    What this array cannot hold all of them share.
+
+    Args:
+      arrays: of JAX, in one dtype.
+      at: which of them is multiplied.
+      matrix: in the same dtype.
+      times: makes the product of the array and the matrix.
+      name: of the tensor, for the error.
+
+    Raises:
+      OverflowError: concrete finite arrays, whose product the dtype cannot hold in as many.
+    """
+    out = _times_in_range(tuple(arrays), at, matrix, times)
+    hosted = choose_kernel("tt.mode_product", out) is NUMPY
+    if hosted and not _are_finite(out) and _are_finite([*arrays, matrix]):
+        raise OverflowError(
+            f"{name}: {matrix.dtype} cannot hold the product with the matrix in {len(out)} arrays; "
+            "scale the tensor or the matrix first, or cast them to a wider dtype"
+        )
+    return out
+
+
+@jax.jit(static_argnums=(1, 3))
+def _times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times) -> Cores:
+    (array, own), (small, e) = normalized(arrays[at]), normalized(matrix)
+    return shared_out([*arrays[:at], times(array, small), *arrays[at + 1 :]], own + e, at=at)
+
+
+def _are_finite(arrays: Sequence[Any]) -> bool:
+    return all(bool(np.isfinite(np.asarray(a)).all()) for a in arrays)

@@ -40,6 +40,22 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     return [scaled(c, share) for (c, _), share in zip(small, shares, strict=True)]
 
 
+def cast(cores: Cores, exponent: int, dtype: Any, refused: str) -> Cores:
+    """Scales host cores by 2^exponent, shared where the last cannot hold it, and casts them.
+
+    Raises:
+      OverflowError: with the message ``refused``, where the dtype cannot hold the cores even then:
+        one is infinite, or one that was not zero has vanished.
+    """
+    out = balanced(cores, exponent, fit=exponents_held(dtype))
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = [c.astype(dtype) for c in out]
+    pairs = zip(cores, narrow, strict=True)
+    if not all(np.isfinite(c).all() and (c.any() or not whole.any()) for whole, c in pairs):
+        raise OverflowError(refused)
+    return narrow
+
+
 def evenly(exponent: int, count: int) -> list[int]:
     """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
     # The remainder of one core alone might be out of range in trains of more cores than the dtype

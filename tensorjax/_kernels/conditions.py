@@ -24,8 +24,9 @@ MATRIX = 2**10
 # Multiplications of entries of a train up to which C++ may make them one by one, and up to which it
 # always does.
 FEW_OPERATIONS, ALWAYS_FEW = 2**25, 2**16
-# Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind.
-FEW_ROWS = 2**18
+# Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind, and
+# for gaussian ones in single precision.
+FEW_ROWS, FEW_GAUSSIAN = 2**18, 2**20
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
 SMALL_BATCH = 2**16
 # Elements of the input from which on one pass in C++ is faster than XLA's products by groups.
@@ -308,13 +309,15 @@ def rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
-    f"fewer than {power(FEW_ROWS)} elements, or float64 under a gaussian map",
+    f"fewer than {power(FEW_ROWS)} elements; a gaussian map, of {power(FEW_GAUSSIAN)}, or float64",
     "larger inputs are read once by a program; in single precision XLA multiplies faster",
     CORE_BENCH + "projection",
 )
 def fast_by_blas(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
-    return x.size < FEW_ROWS or (facts["dense"] and x.dtype == np.float64)
+    if facts["dense"]:
+        return x.size < FEW_GAUSSIAN or x.dtype == np.float64
+    return x.size < FEW_ROWS
 
 
 @condition(

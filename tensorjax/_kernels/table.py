@@ -166,6 +166,7 @@ TABLE: dict[str, Row] = {
     "tucker.Tucker[...]": _call(c.on_one_cpu),
     "tt.broadcast_to": _call(c.on_one_cpu),
     "tt.reshape": _call(c.on_one_cpu),
+    "tt.mode_product": _call(c.on_one_cpu),
     "tt.transpose": _call(*_FIRST_CALLS),
     "tt.tensordot": _call(*_FIRST_CALLS),
     "tt.permute": _call(c.on_one_cpu),
@@ -204,6 +205,8 @@ REMARKS: dict[str, str] = {
     "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
     "tt.transpose": "and tt.reverse, tt.diagonal, tt.diagonal_matrix, tt.pad_modes, "
     "tt.mode_product",
+    "tt.mode_product": "NumPy measures the core and the matrix: near one, the product is that of "
+    "tt.transpose; and tucker.mode_product",
     "tt.tangent_project": "NumPy measures the cores only; so for all of tt.tangent_*",
     "tt.tangent_project, products": "of cores that need no scaling",
     "tt.stream_add": "and tt.stream_train",

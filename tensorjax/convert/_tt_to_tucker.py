@@ -45,7 +45,7 @@ def tt_to_tucker(
     Raises:
       TypeError: ``t`` is no TT, or ``tol`` alone under a JAX transformation.
       ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
-      OverflowError: ``t`` is too large for the cores of the result, outside jit.
+      OverflowError: ``t`` is too large, or too small, for the cores of the result, outside jit.
 
     Example:
       >>> from tensorjax import convert, tt
@@ -135,15 +135,11 @@ def _to_ranks_on_host(
 
 def _from_host(t: TT, cut: mode_truncation.Truncated, exponent: int) -> Tucker:
     """Builds 2^exponent times a truncated train in the dtype of t, the number shared by cores."""
-    held = linalg.exponents_held(t.dtype)
-    cores = scaling.balanced(cut.cores, exponent + int(cut.exponent), fit=held)
-    with np.errstate(over="ignore"):
-        narrow = [c.astype(t.dtype) for c in cores]
-    if not all(np.isfinite(c).all() for c in narrow):
-        raise OverflowError(
-            f"t: {t.dtype} cannot hold the cores of its Tucker tensor, whose factors are "
-            "orthonormal; convert tt.normalize(t), or cast t to a wider dtype"
-        )
+    refused = (
+        f"t: {t.dtype} cannot hold the cores of its Tucker tensor, whose factors are "
+        "orthonormal; convert tt.normalize(t), or cast t to a wider dtype"
+    )
+    narrow = scaling.cast(cut.cores, exponent + int(cut.exponent), t.dtype, refused)
     factors = on_device([u.astype(t.dtype) for u in cut.factors])
     return Tucker._unchecked(TT._unchecked(tuple(on_device(narrow))), tuple(factors))
 

@@ -1,9 +1,10 @@
 """Refinement of a MERA towards a tensor train, by optimisation on Stiefel manifolds."""
 
 import dataclasses
+import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -310,7 +311,7 @@ def refine(
         raise ValueError("target: expected a train that is not zero")
     dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
     unit = target.astype(dtype) / size.astype(dtype)
-    method = conjugate_gradient() if optimizer is None else stiefel(optimizer)
+    method = _method(optimizer) if isinstance(optimizer, Hashable) else stiefel(optimizer)
     best, errors, converged = _descend(m.astype(dtype), unit, method, steps, stop, progress)
     best = MERA._unchecked(best.layers, best.top * size.astype(dtype))
     dtype = jnp.promote_types(m.dtype, target.dtype)
@@ -320,32 +321,59 @@ def refine(
 def _descend(
     m: MERA, unit: TT, method: Any, steps: int, stop: float, progress: Any
 ) -> tuple[MERA, list[float], bool]:
-    def infidelity(m: MERA) -> jax.Array:
-        top = _best_top(m, unit)
-        return 1 - jnp.sum(jnp.square(top.real) + jnp.square(top.imag))
-
-    @jax.jit
-    def step(m: MERA, state: Any) -> tuple[MERA, Any, jax.Array]:
-        value, gradient = jax.value_and_grad(infidelity)(m)
-        gradient = jax.tree.map(jnp.conj, gradient)
-        updates, state = method.update(gradient, state, m, value=value, value_fn=infidelity)
-        moved = jax.tree.map(jnp.add, m, updates)
-        return moved, state, infidelity(moved)
-
-    best, lowest = m, float(jax.jit(infidelity)(m))
-    errors = [max(lowest, 0.0) ** 0.5]
-    state, converged = method.init(m), False
+    best, best_top, state, converged = m, None, method.init(m), False
+    if steps == 0:
+        best_top = _top_program(m, unit)
+        return MERA._unchecked(m.layers, best_top), [_root(_missed(best_top))], converged
+    errors, lowest = [], math.inf
     for number in range(1, steps + 1):
-        m, state, value = step(m, state)
-        errors.append(max(float(value), 0.0) ** 0.5)
+        m, state, before, value, top = _step(m, state, unit, method)
+        if number == 1:
+            lowest = float(before)
+            errors.append(_root(before))
+        errors.append(_root(value))
         if float(value) < lowest:
-            best, lowest = m, float(value)
+            best, best_top, lowest = m, top, float(value)
         if progress is not None:
             progress(number, errors[-1])
         if abs(errors[-2] - errors[-1]) <= stop * errors[-2]:
             converged = True
             break
-    return MERA._unchecked(best.layers, jax.jit(_best_top)(best, unit)), errors, converged
+    if best_top is None:  # the start is the best
+        best_top = _top_program(best, unit)
+    return MERA._unchecked(best.layers, best_top), errors, converged
+
+
+# The same optimiser makes the same functions: its program is compiled once for every structure.
+@functools.lru_cache(maxsize=16)
+def _method(optimizer: Any) -> Any:
+    return conjugate_gradient() if optimizer is None else stiefel(optimizer)
+
+
+# One program has all that a step needs: two more for the start and the end would cost seconds.
+@jax.jit(static_argnums=3)
+def _step(
+    m: MERA, state: Any, unit: TT, method: Any
+) -> tuple[MERA, Any, jax.Array, jax.Array, jax.Array]:
+    """Makes one step of a MERA's refinement; returns infidelities before and after, and the top."""
+
+    def infidelity(m: MERA) -> jax.Array:
+        return _missed(_best_top(m, unit))
+
+    value, gradient = jax.value_and_grad(infidelity)(m)
+    gradient = jax.tree.map(jnp.conj, gradient)
+    updates, state = method.update(gradient, state, m, value=value, value_fn=infidelity)
+    moved = jax.tree.map(jnp.add, m, updates)
+    top = _best_top(moved, unit)
+    return moved, state, value, _missed(top), top
+
+
+def _missed(top: jax.Array) -> jax.Array:
+    return 1 - jnp.sum(jnp.square(top.real) + jnp.square(top.imag))
+
+
+def _root(infidelity: Any) -> float:
+    return max(float(infidelity), 0.0) ** 0.5
 
 
 def _best_top(m: MERA, t: TT) -> jax.Array:
@@ -361,3 +389,6 @@ def _best_top(m: MERA, t: TT) -> jax.Array:
         operands += [tensor.conj(), labels]
     # The outer bonds have size one and are summed.
     return einsum(*operands, top, precision=_HIGHEST)
+
+
+_top_program = jax.jit(_best_top)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
+from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
@@ -126,7 +127,8 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
       Tucker of the same core and ranks.
 
     Raises:
-      ValueError: the matrix has another number of columns.
+      ValueError: the matrix has another number of columns. OverflowError: the dtype cannot hold the
+        product in as many arrays, outside jit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -141,5 +143,13 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
     one("t", t)
     k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
-    factor = linalg.matmul(w, jnp.asarray(t.factors[k]))
+    if not is_in_range(t.factors[k], w):
+        leaves, structure = jax.tree.flatten(t)
+        arrays = times_in_range(leaves, len(leaves) - t.order + k, w, _times_factor, "t")
+        return jax.tree.unflatten(structure, arrays)
+    factor = _times_factor(jnp.asarray(t.factors[k]), w)
     return Tucker._unchecked(t.core, (*t.factors[:k], factor, *t.factors[k + 1 :]))
+
+
+def _times_factor(factor: jax.Array, matrix: jax.Array) -> jax.Array:
+    return linalg.matmul(matrix, factor)

@@ -1,6 +1,7 @@
 """Storage of cores in eight bits, with a scale for each and unbiased stochastic rounding."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -8,10 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats import random_arrays
+from tensorjax._placement import _is_alone
+from tensorjax._transfer import on_device
 from tensorjax._typing import Tree
 from tensorjax.optim._layers.tensorised_layers import LOOKED_FOR, Stacks, labels
 
 Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
+# Elements of a core up to which NumPy quantises it.
+_SMALL = 2**18
 
 
 @jax.tree_util.register_dataclass
@@ -98,9 +104,12 @@ def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tr
     if not found:
         raise ValueError(f"params: expected at least one tensorised layer, that is {LOOKED_FOR}")
     axes = Stacks.of(params).axes
-    keys = [None] * len(found) if key is None else [*jax.random.split(key, len(found))]
-    for k, own in zip(found, keys, strict=True):
-        leaves[k] = _quantized(jnp.asarray(leaves[k]), jnp.dtype(dtype), axes[k], own)
+    cores = [jnp.asarray(leaves[k]) for k in found]
+    for core in cores:
+        if not jnp.issubdtype(core.dtype, jnp.floating):
+            raise TypeError(f"params: expected cores of real floating numbers, got {core.dtype}")
+    for k, core, up in zip(found, cores, _thresholds(key, cores), strict=True):
+        leaves[k] = _quantized(core, jnp.dtype(dtype), axes[k], up)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -176,28 +185,68 @@ def _passed_jvp(primals: Any, tangents: Any) -> Any:
     return primals[1], tangents[0]
 
 
-def _quantized(core: jax.Array, dtype: Any, axes: int, key: jax.Array | None) -> Quantized:
-    """Quantises one core, or a stack of them over its first axes, to eight bits with a scale."""
-    if not jnp.issubdtype(core.dtype, jnp.floating):
-        raise TypeError(f"params: expected cores of real floating numbers, got {core.dtype}")
+def _thresholds(key: jax.Array | None, cores: Sequence[jax.Array]) -> Sequence[Any]:
+    """Draws for each entry of some cores the share of a step from which on it is rounded up.
+
+    Numbers of JAX's random key whether NumPy draws them or a program.
+    """
+    if key is None:
+        return [0.5] * len(cores)
+    shapes, wide = [c.shape for c in cores], [_wide(c.dtype) for c in cores]
+    if len(set(wide)) == 1 and not _check.is_traced(cores):
+        drawn = random_arrays.on_host(jax.random.uniform, key, shapes, wide[0])
+        if drawn is not None:
+            return drawn
+    keys = jax.random.split(key, len(cores))
+    return [
+        jax.random.uniform(k, shape, dtype)
+        for k, shape, dtype in zip(keys, shapes, wide, strict=True)
+    ]
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def _quantized(core: jax.Array, dtype: Any, axes: int, up: Any) -> Quantized:
+    """Quantises one core, or a stack of them over its first axes, to eight bits with a scale.
+
+    Small concrete ones by NumPy: a program would be compiled for every shape.
+    """
+    if _is_alone() and core.size <= _SMALL and not _check.is_traced(core, up):
+        with np.errstate(all="ignore"):  # of NaN and Inf the scale tells
+            values, scale = _rounded(np.asarray(core), dtype, axes, np.asarray(up))
+        values, scale = on_device([values, scale])
+    else:
+        values, scale = _rounded_by_program(core, dtype, axes, up)
+    return Quantized(values, scale, np.dtype(core.dtype))
+
+
+def _rounded(core: Any, dtype: Any, axes: int, up: Any) -> tuple[Any, Any]:
+    """Rounds a core to numbers of eight bits with a scale, in NumPy or in JAX."""
+    xp: Any = np if isinstance(core, np.ndarray) else jnp
     is_int = jnp.issubdtype(dtype, jnp.integer)
     top = float((jnp.iinfo if is_int else jnp.finfo)(dtype).max)
-    wide = jnp.float64 if core.dtype == jnp.float64 else jnp.float32
+    wide = _wide(core.dtype)
     exact = core.astype(wide)
     own = tuple(range(axes, core.ndim))
     # Of cores so small that no scale would hold their share, more than one goes to each step.
     least = float(jnp.finfo(wide).smallest_normal)
-    scale = jnp.maximum(jnp.max(jnp.abs(exact), own, keepdims=True, initial=0) / top, least)
+    largest = xp.max(xp.abs(exact), own, keepdims=True, initial=0)
+    scale = xp.maximum(largest / top, least).astype(wide)
     shares = exact / scale
-    step = 1.0 if is_int else _distance(shares, dtype)
-    up = 0.5 if key is None else jax.random.uniform(key, core.shape, wide)
-    rounded = jnp.clip(jnp.floor(shares / step + up) * step, -top, top)
-    return Quantized(rounded.astype(dtype), scale, np.dtype(core.dtype))
+    step = 1.0 if is_int else _distance(shares, dtype, xp)
+    rounded = xp.clip(xp.floor(shares / step + up) * step, -top, top)
+    rounded = xp.where(xp.isnan(rounded), 0, rounded) if is_int else rounded
+    return rounded.astype(dtype), scale
 
 
-def _distance(x: jax.Array, dtype: Any) -> jax.Array:
+_rounded_by_program = jax.jit(_rounded, static_argnums=(1, 2))
+
+
+def _distance(x: Any, dtype: Any, xp: Any) -> Any:
     """Returns the spacing of an eight-bit floating dtype around the entries of a scaled core."""
     info = jnp.finfo(dtype)
-    _, exponent = jnp.frexp(x)  # |x| in [1/2, 1) · 2^exponent
-    exponent = jnp.maximum(exponent - 1, int(info.minexp)) - int(info.nmant)
-    return jnp.ldexp(jnp.ones_like(x), exponent)
+    _, exponent = xp.frexp(x)  # |x| in [1/2, 1) · 2^exponent
+    exponent = xp.maximum(exponent - 1, int(info.minexp)) - int(info.nmant)
+    return xp.ldexp(xp.ones_like(x), exponent)

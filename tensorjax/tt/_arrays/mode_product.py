@@ -6,6 +6,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import times_mode
+from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
@@ -26,7 +27,8 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
       TT of the TT-ranks of ``t``, whose mode ``mode`` has size m, in the promoted dtype.
 
     Raises:
-      ValueError: the matrix has another number of columns.
+      ValueError: the matrix has another number of columns. OverflowError: the dtype cannot hold the
+        product in as many cores, outside jit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -41,8 +43,8 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
     core = t.cores[k]
-    if _check.is_traced(w):
-        return _replaced(t, k, times_mode(core, w))
+    if not is_in_range(core, w):
+        return TT._unchecked(tuple(times_in_range(t.cores, k, w, times_mode, "t")))
 
     def times(c: Any) -> Any:
         return times_mode(c, np.asarray(w) if linalg.is_host(c) else w)

@@ -10,7 +10,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import balanced, cast_in_range, shared_out
+from tensorjax._cores.scaling import cast, cast_in_range, near_one, shared_out
 from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -44,7 +44,8 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
       under a transformation, the most that the modes allow: then the result is exact.
 
     Raises:
-      ValueError: sizes do not match. TypeError: ``tol`` under a transformation.
+      ValueError: sizes do not match. TypeError: ``tol`` under a transformation. OverflowError: the
+        dtype cannot hold the result in so many cores, outside transformations.
 
     Example:
       >>> from tensorjax import tt
@@ -69,8 +70,10 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     if choose_kernel("tt.reshape", (t,)) is not NUMPY:
         cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
+        scaled = "merge" in _steps(given, asked)  # products of cores: of single ones none is needed
+        cores, exponent = near_one(cores) if scaled else (cores, 0)
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
-        out = _train(type(t), done)
+        out = _train(type(t), shared_out(done, exponent) if scaled else done)
         return out if tol is None else round(out, tol=tol)
     host, exponent, norm = _orthogonal(t, 0)
     host = [c.reshape(len(c), m, n, -1) for c, (m, n) in zip(host, given, strict=True)]
@@ -101,7 +104,8 @@ def permute(
       those that the moved modes cross.
 
     Raises:
-      ValueError: no permutation. TypeError: ``tol`` under a transformation.
+      ValueError: no permutation. TypeError: ``tol`` under a transformation. OverflowError: the
+        dtype cannot hold the result in its cores, outside transformations.
 
     Example:
       >>> from tensorjax import tt
@@ -350,8 +354,11 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
     """Multiplies a reshaped train's host cores by 2^exponent, and casts them to a dtype."""
-    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    return [c.astype(dtype) for c in cores]
+    refused = (
+        f"t: {dtype} cannot hold the cores of the result; reshape or permute "
+        "tt.normalize(t), or cast t to a wider dtype"
+    )
+    return cast(cores, exponent, dtype, refused)
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:

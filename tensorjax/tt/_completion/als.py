@@ -42,7 +42,7 @@ def entries(cores: Cores, seen: Samples) -> np.ndarray:
     """Evaluates a train of NumPy cores at sampled entries, between sweeps of ALS."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
-        left = _through(left, core.transpose(1, 0, 2), rows)
+        left = through(left, core.transpose(1, 0, 2), rows)
     return left[:, 0]
 
 
@@ -64,23 +64,23 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
     ones = np.ones((len(seen.values), 1), cores[0].dtype)
     lefts, rights = [ones] * order, [ones] * order
     for k in range(order - 1, 0, -1):
-        rights[k - 1] = _through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+        rights[k - 1] = through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
     while True:
         for k in range(order):
             cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
             if k < order - 1:
                 cores[k], r = left_qr(cores[k])
                 cores[k + 1] = absorb(r, cores[k + 1])
-                lefts[k + 1] = _through(lefts[k], cores[k].transpose(1, 0, 2), seen.rows[k])
+                lefts[k + 1] = through(lefts[k], cores[k].transpose(1, 0, 2), seen.rows[k])
         for k in range(order - 1, 0, -1):
             cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
             left, cores[k] = right_lq(cores[k])
             cores[k - 1] = times_right(cores[k - 1], left)
-            rights[k - 1] = _through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+            rights[k - 1] = through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
         yield list(cores)
 
 
-def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+def through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
     """Multiplies each sample's vector by the core slice at the sample's index, for an ALS sweep."""
     out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
     for matrix, at in zip(slices, rows, strict=True):

@@ -4,11 +4,10 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
@@ -19,10 +18,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tt._completion import als as als
-from tensorjax.tt._evaluation.evaluate import _evaluate
-from tensorjax.tt._manifold.frames_and_variations import moved, project, split
-from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
-from tensorjax.tt._manifold.tangent_space import tangent_inner, tangent_sum
+from tensorjax.tt._completion import riemannian
 
 Method = Literal["als", "riemannian"]
 # A raised rank is kept if it lowers the held-out error by at least this share.
@@ -121,8 +117,8 @@ def complete(
       rank: TT-ranks, one int or one per interior bond, cut where the modes cannot hold as much;
         with ``adapt``, at most.
       method: "als", sweeps over the cores, each solved exactly, slice by slice: O(N r⁴) operations
-        per core, on the host, nothing compiled. "riemannian": conjugate gradients on the manifold
-        of fixed ranks, O(N r²), compiled for every combination of ranks.
+        per core. "riemannian": conjugate gradients on the manifold of fixed ranks, O(N r²). Both on
+        the host, nothing compiled.
       adapt: start at rank 1 and raise one bond after the other, or all at once, as long as that
         lowers the error on the samples held out.
       tol: ends when the relative error on the samples fitted is at most this.
@@ -239,7 +235,6 @@ class _Data:
         given = given / top
         own = float(np.sqrt(np.mean(np.abs(given[fit]) ** 2))) or 1.0
         self.scale, given = top * own, given / own
-        self.indices = where[fit]
         self.fitted = als.samples(where[fit], given[fit], self.shape)
         self.unseen = als.samples(where[rest], given[rest], self.shape)
 
@@ -332,7 +327,7 @@ class _Work:
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
         else:
-            iterates = _conjugate_gradients(cores, data.indices, data.fitted.values)
+            iterates = riemannian.steps(cores, data.fitted)
         best, before, risen, slow = None, np.finfo(float).max, 0, 0
         for cores in itertools.islice(iterates, most):
             now = self.measured(cores)
@@ -400,47 +395,3 @@ class _Work:
             inside = np.pad(c, [(0, full[k] - c.shape[0]), (0, 0), (0, full[k + 1] - c.shape[2])])
             out.append(inside + wider)
         return out
-
-
-def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Yields iterates of a tensor completion by Riemannian conjugate gradients on given samples."""
-    x = TT._unchecked(tuple(map(jnp.asarray, cores)))
-    places, given = jnp.asarray(indices), jnp.asarray(values)
-    # The first step has no direction before it, but is the same program: one as large is not used.
-    direction = past = TT._unchecked(tuple(map(jnp.asarray, _doubled(cores))))
-    for going in itertools.chain([False], itertools.repeat(True)):
-        x, direction, past = _step(x, direction, past, jnp.asarray(going), places, given)
-        yield [np.asarray(c) for c in x.cores]
-
-
-def _doubled(cores: Cores) -> Cores:
-    """Zero-pads cores to twice their ranks, those of tangent vectors, in tensor completion."""
-    last = len(cores) - 1
-    pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
-            for k, c in enumerate(cores)]  # fmt: skip
-    return [np.pad(c, pad) for c, pad in zip(cores, pads, strict=True)]
-
-
-@jax.jit
-def _step(
-    x: TT, direction: TT, past: TT, going: Any, indices: Any, values: Any
-) -> tuple[TT, TT, TT]:
-    def loss(t: TT) -> jax.Array:
-        return jnp.sum(jnp.square(jnp.abs(_evaluate(t, indices) - values))) / 2
-
-    gradient = riemannian_grad(loss)(x)
-    along = tangent_sum([gradient], [-1.0])
-    at = split(gradient)[0]
-    carried, before = project(at, direction), project(at, past)
-    size = tangent_inner(past, past).real
-    now = tangent_inner(gradient, gradient).real
-    rise = now - tangent_inner(gradient, before).real
-    beta = jnp.maximum(rise, 0) / linalg.where_positive(size, 1.0)
-    uphill = beta * tangent_inner(gradient, carried).real - now
-    beta = jnp.where(going & (uphill < 0), beta, 0)
-    along = tangent_sum([along, carried], [1.0, beta])
-    image = _evaluate(along, indices)
-    rest = values - _evaluate(x, indices)
-    size = jnp.vdot(image, image).real
-    step = jnp.vdot(image, rest).real / linalg.where_positive(size, 1.0)
-    return moved(x, along, step), along, gradient

@@ -120,13 +120,14 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
 @placed_by(_like_cores)
 def split(xi: TT) -> tuple[Frame, Arrays, Any]:
     """Splits a tangent vector into frame, variations and exponent; the inverse of `tangent`."""
-    left, deltas, right = _blocks(xi)
+    left, deltas, right = blocks(xi)
     share = _share_of(xi)
     at = Frame(*(tuple(times_power(cores, -share)) for cores in (left, right)))
     return at, deltas, share * (xi.order - 1)
 
 
-def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
+def blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
+    """Reads left cores, variations and right cores off a tangent vector, as they are."""
     if xi.order == 1:
         return (), xi.cores, ()
     left, deltas, right = [], [], []
