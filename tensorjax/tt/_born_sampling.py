@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._batch_sizes import rounded_up
 from tensorjax._cores.contractions import absorb
 from tensorjax._formats.random_arrays import drawn
 from tensorjax._formats.threefry_on_host import split, words_of
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.batch_sizes import rounded_up
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._batch_sizes import rounded_up
 from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
@@ -17,6 +16,7 @@ from tensorjax._cores.scaling import near_one
 from tensorjax._formats.scalar_range import Powers, held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
+from tensorjax._kernels.batch_sizes import rounded_up
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed, returned
