@@ -129,10 +129,10 @@ def integrate(
         walls, `Axis`: a generator moves the others, if there are two or more, see "resting" in
         `stats`; else `MultiLevel`, where its motion leaves a tenth of the normal component or less
         at first; where it does not, it is asked after pauses only, see "asked" in `stats`; of
-        other than affine drift or noise not below ranks of 9, unless v nears the edge; where
-        the run stops in moving coordinates it is made again in fixed ones, if that goes further:
-        ``message`` says so, and ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a
-        generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
+        other than affine drift or noise in two dimensions not below ranks of 9, unless v nears the
+        edge; where the run stops in moving coordinates it is made again in fixed ones, if that goes
+        further: ``message`` says so, and ``stats["fallback"]`` is true; not with a checkpoint),
+        "fixed", a generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
         `Solution`, to move as its coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
         steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in

@@ -17,7 +17,8 @@ from typing import NamedTuple
 # it is at rest, or less.
 _START = 0.1
 # Other than affine parts of a right side have higher ranks in turned coordinates, which do not part
-# them by axes either: up to this rank of v more and dearer steps cost more than ranks do.
+# them by axes either. In two dimensions the cost of a train is linear in its rank, the only one: up
+# to this rank more and dearer steps cost more than ranks do.
 _FEW = 8
 # Norm of v near an edge of the box, over the tolerance, at which the generator is asked in any
 # case: its gauge keeps v inside.
@@ -52,7 +53,8 @@ class Gate(NamedTuple):
         Args:
           shares: of the norm of v at the edge of the box, and in the highest modes.
           tol: of the run.
-          dear: largest TT-rank of v where the right side has other than affine parts, else 0.
+          dear: TT-rank of v in two dimensions where the right side has other than affine parts,
+            else 0.
         """
         edge, rough = shares
         # Unresolved waves fill the box, and no motion of it helps.

@@ -323,7 +323,8 @@ class Run:
             self.memory.moments = []
             return costs
         if options.gated:
-            dear = max(len(c) for c in self.memory.v) if right.others else 0
+            v = self.memory.v
+            dear = len(v[1]) if right.others and len(v) == 2 else 0
             self._asked = gate.asks(self._shares(), options.tol, dear)
             generator = dataclasses.replace(generator, _gain=gate.gain)
         if self._asked:
