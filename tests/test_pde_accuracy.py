@@ -8,8 +8,10 @@ import pytest
 import scipy.linalg
 
 from tensorjax import pde
+from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.modes import moment_weights
+from tensorjax.pde._integration.accuracy import inaccurate
 
 KINDS = ("fourier", "chebyshev", "finite differences")
 ASKED = {pde.Result.successful, pde.Result.inaccurate}
@@ -144,6 +146,28 @@ def test_noise_at_the_ends_is_told_for_what_it_does_to_covariances():
     assert found.result == pde.Result.inaccurate
     assert "covariances" in found.message
     assert 0.1 < float(found.message.split("off by about ")[1].split(",")[0]) / spread < 10
+
+
+def test_drifts_that_jump_at_the_ends_are_told_at_fixed_ranks():
+    problem, _ = well(11, 48)
+    options: dict[str, Any] = {"rank": 1, "dt": 1.5 / 3000, "coordinates": "fixed"}
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=1.5, accuracy=1e-4, **options)
+    assert found.result == pde.Result.inaccurate
+    assert "the points of axis 0" in found.message
+
+
+@pytest.mark.parametrize("kind", ["fourier", "chebyshev", "finite differences"])
+def test_noise_along_one_axis_is_told_beside_a_tail_along_another(kind: Any, rng: Any):
+    noisy = pde.Axis("fourier", 64, -6.0, 6.0)
+    for variance in (0.6, 3.4):
+        box = pde.Box([noisy, pde.Axis(kind, 48, -6.0, 6.0)])
+        values = [
+            np.exp(-(a.points**2) / v) for a, v in zip(box.axes, (0.6, variance), strict=True)
+        ]
+        values[0] += 3e-5 * rng.choice([-1, 1], noisy.n)
+        cores = right_orthogonal([v[None, :, None] for v in values], scale=False)[0]
+        assert inaccurate(cores, box, 1.0, 1e-5, 1e-4, density=True)
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_gradients_are_those_of_finite_differences(rng: np.random.Generator):
 
 @pytest.mark.slow
 def test_long_trains():
-    x = tt.random(jax.random.key(0), (4,) * 30, 3, jnp.float32) * 1e20
+    x = tt.random(jax.random.key(0), (4,) * 30, 3, jnp.float32) * 1e29
     found = tt.linear_combination([x, x, x], [1.0, 1.0, -1.0], rank=3)
     assert tt.distance(found / 1e20, x / 1e20) < 1e-4 * tt.norm(x / 1e20)
 

@@ -25,7 +25,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._stepping.low_moments import largest
-from tensorjax.pde._stepping.outskirts import noisy_edge
+from tensorjax.pde._stepping.outskirts import edges, noisy_edge
 
 # Bands of frequencies, over the highest one, whose norms are compared.
 _LOW, _HIGH = (0.7, 0.85), (0.85, 1.0)
@@ -127,9 +127,13 @@ def inaccurate(
       density: whether v is one, whose covariance is to be right.
     """
     found = grid_errors(np, cores, looks(box, varies))
-    noise = noisy_edge(cores, box) if density else None
-    if noise is not None and box.axes[noise[0]].kind == "fourier":
-        k, share = noise
+    shares = [
+        (share, k)
+        for k, share, is_noise in (edges(cores, box) if density else ())
+        if is_noise and box.axes[k].kind == "fourier"
+    ]
+    if shares:
+        share, k = max(shares)
         # Less than tol may still be cleared, and restored moments do without it.
         if share > tol and _FAR * share > allowed >= found.cut.max():
             j = int(np.argmax(found.coarse))
@@ -286,7 +290,7 @@ def static_errors(stats: dict[str, Any]) -> str:
       stats: of the solution; arrays of a batch of runs have one more axis in front.
     """
     found = {
-        name: np.asarray(stats[name]).reshape(-1, np.shape(stats[name])[-1]).max(0)
+        name: np.max(stats[name], axis=tuple(range(np.ndim(stats[name]) - 1)))
         for name in ("coarse", "rank_error")
     }
     late, coarse = float(np.max(stats["time_error"])), found["coarse"].max()

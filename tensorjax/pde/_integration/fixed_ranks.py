@@ -120,14 +120,14 @@ def integrate_static(
     # At rest the map is a constant of the program, which terms need that are not traced.
     moving = any(np.any(m) for m in motions)
     rows = [np.asarray(r, real) for r in (times, *maps, *motions)[: None if moving else 1]]
-    rates, constants = _rates(options.problem, map, [r[0] for r in rows])
+    rates, constants, varies = _rates(options.problem, map, [r[0] for r in rows])
     rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
     rows[0][-1] = True
     scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
     limits = options.edge_limit, options.resolution_limit, options.accuracy
     box = options.problem.box
     inputs = _Inputs(constants, *jax.tree.map(
-        lambda x: jnp.asarray(x, real), (dt, quadrature(box), looks(box), limits)
+        lambda x: jnp.asarray(x, real), (dt, quadrature(box), looks(box, varies), limits)
     ))  # fmt: skip
     nothing = jnp.zeros((), jnp.int32)
     zero, errors = jnp.zeros((), real), jnp.zeros(2 * v.order, real)
@@ -180,20 +180,28 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
     return Solution(np.array([t]), [State(v, map, t)], stats, None)
 
 
-def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Traces a PDE's right side as a compiled program of time, map and coordinate motion."""
+def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any, bool]:
+    """Traces a PDE's right side as a compiled program of time, map and coordinate motion.
+
+    Returns:
+      The program, its constants, and whether drift or noise are other than affine.
+    """
+    varies = False
 
     def rates(t: Any, *place: Any) -> Any:
+        nonlocal varies
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
         if right.reaction is not None:
             raise ValueError(
                 "rank: expected a problem without a nonlinear reaction, whose ranks depend on the "
                 "data; give tol alone"
             )
+        varies = bool(right.others)
         right = right.moving(*place[2:]) if place else right
         return right.operators, right.source
 
-    return separated(rates, *(r if r.ndim == 0 else r[0] for r in row))
+    program, constants = separated(rates, *(r if r.ndim == 0 else r[0] for r in row))
+    return program, constants, varies
 
 
 @jax.jit(static_argnums=0)

@@ -103,24 +103,35 @@ def profiles(cores: Cores) -> list[np.ndarray]:
 
 
 def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
-    """Returns the axis at whose edge a solution is large by noise, and its share; else None.
-
-    The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
-    eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.
+    """Returns the axis at whose edge a solution is largest and its share, if by noise; else None.
 
     Args:
       cores: right-orthogonal but for the first.
       box: of the grid.
     """
-    found = profiles(cores)
-    pairs = zip(found, box.axes, strict=True)
-    shares = [float(p @ a.ends / max(p.sum(), 1e-300)) for p, a in pairs]
-    k = int(np.argmax(shares))
-    profile, depth = found[k], max(4, box.axes[k].n // 8)
-    low, high = profile[:depth], profile[: -depth - 1 : -1]
-    side = low if low[:2].sum() > high[:2].sum() else high
-    is_noise = side[2:].max() < _FLAT * side[:2].max()
-    return (k, max(shares[k], 0.0) ** 0.5) if is_noise else None
+    k, share, is_noise = max(edges(cores, box), key=lambda edge: edge[1])
+    return (k, share) if is_noise else None
+
+
+def edges(cores: Cores, box: Box) -> list[tuple[int, float, bool]]:
+    """Returns for every axis its number, the share of v at its ends, and whether that is noise.
+
+    The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
+    eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.
+
+    Args:
+      cores: of v, right-orthogonal but for the first.
+      box: of the grid.
+    """
+    out = []
+    for k, (profile, axis) in enumerate(zip(profiles(cores), box.axes, strict=True)):
+        share = float(profile @ axis.ends / max(profile.sum(), 1e-300))
+        depth = max(4, axis.n // 8)
+        low, high = profile[:depth], profile[: -depth - 1 : -1]
+        side = low if low[:2].sum() > high[:2].sum() else high
+        is_noise = bool(side[2:].max() < _FLAT * side[:2].max())
+        out.append((k, max(share, 0.0) ** 0.5, is_noise))
+    return out
 
 
 @functools.lru_cache(maxsize=1024)
