@@ -1,6 +1,6 @@
 # From a fresh clone, with nothing but Python 3.11 and make:
 #   make reproduce   install into .venv, run the quick experiments, say where the report is
-#   make test        the same, then the tests (TESTS=: options of pytest)
+#   make test        the same, then the tests
 #   make docs        build the site into docs/_build/html (SITE=); warnings are errors
 #   make links       check the site's links to other sites (needs the network)
 #   make bench       time the tensor core beside other libraries (extra `bench`)
@@ -11,7 +11,6 @@ PYTHON ?= python3.11
 VENV ?= .venv
 RESULTS ?= results
 JOBS ?= 2
-TESTS ?=
 SITE ?= docs/_build/html
 
 .PHONY: install reproduce test docs links bench
@@ -34,7 +33,7 @@ reproduce: install
 	$(VENV)/bin/python -m experiments report --results $(RESULTS)
 
 test: reproduce
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(TESTS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 docs: install
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto -q docs $(SITE)
