@@ -1,5 +1,6 @@
 """Choice of format, shapes and ranks for a model, by size and by error."""
 
+import re
 from typing import Any
 
 import jax
@@ -360,6 +361,57 @@ def test_a_size_is_used_where_the_best_specs_are_far_apart(rng) -> None:
                     assert dict(nn.choose(model, size=int(whole / ratio))) == dict(found)
                 weights = [s for s in found.specs.values() if s is not None]
                 assert all(np.max(s.rank) > 1 for s in weights)  # type: ignore[attr-defined]
+
+
+def largest(dense: nnx.Module, name: str = "ratio", **options: Any) -> float:
+    """The largest ratio that can be met, as the error of a larger one says."""
+    with pytest.raises(ValueError, match=f"{name}: expected at most") as caught:
+        nn.choose(dense, **{name: 1e6}, **options)
+    found = re.search(r"at most ([\d.]+),", str(caught.value))
+    assert found
+    return float(found[1])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
+def test_fresh_models_meet_all_sizes_that_any_format_can(seed: int) -> None:
+    """One rank in the shapes by default does not reach the smallest; the limit named is true."""
+    rng, rngs = np.random.default_rng(seed), nnx.Rngs(seed)
+    n, m, k = (8 * int(rng.integers(3, 10)) for _ in range(3))
+    dense = nnx.Sequential(nnx.Linear(n, m, rngs=rngs), nnx.Linear(m, k, rngs=rngs))
+    trained = nnx.Sequential(decaying(n, m, 0.7), decaying(m, k, 0.7))
+    whole, one, most = numbers(dense), largest(dense, init="random"), largest(dense)
+    assert most > one
+    assert most >= largest(trained)
+    for ratio in (one, float(rng.uniform(one, most)), most):
+        choice = nn.choose(dense, ratio=ratio)
+        assert choice.size <= whole / ratio
+        assert choice.errors.keys() == choice.keys()
+    last = largest(dense, "compress_to")
+    for fewer in (float(rng.uniform(one, last)), last):
+        choice = nn.choose(dense, compress_to=fewer)
+        assert choice.size <= 2 * whole / fewer
+        small = nn.tensorize(dense, choice)
+        assert numbers(small) <= choice.size
+        # The size at the end can be met: it would be refused.
+        optimizer = optim.rank_adaptive(optax.sgd(1e-3), compress_to=fewer, by=9)
+        optimizer.init(nnx.state(small, nnx.Param))
+
+
+def test_errors_of_fresh_weights_are_bounded_too(rng) -> None:
+    rngs, width = nnx.Rngs(int(rng.integers(99))), int(rng.integers(20, 60))
+    dense = nnx.Dict(
+        wide=nnx.Linear(width, 75, rngs=rngs), attention=nnx.MultiHeadAttention(
+            2, 48, decode=False, rngs=rngs), conv=nnx.Conv(12, 20, (3, 3), rngs=rngs),
+        embed=nnx.Embed(150, 32, rngs=rngs), last=nnx.Linear(32, 3, rngs=rngs),
+    )  # fmt: skip
+    choice = nn.choose(dense, ratio=float(rng.uniform(1.5, 3)))
+    assert choice.errors.keys() == choice.keys()
+    found = nn.certificates(nn.tensorize(dense, choice))
+    assert len(found) == sum(spec is not None for spec in choice.values())
+    for path, certificate in found.items():
+        assert 0 < certificate.error <= choice.errors[path.removesuffix("/layer")] + 1e-5
+    assert all(choice.errors[path] == 0 for path, spec in choice.items() if spec is None)
+    assert not nn.choose(dense, ratio=2, init="random").errors
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from tensorjax import optim
+from tensorjax.optim._layers.tensorised_layers import Stacks, find
 
 
 def ones(*shape: int) -> jax.Array:
@@ -134,6 +135,41 @@ def test_any_container_will_do():
     twelve = {"cores": {str(k): ones(1, 2, 1) for k in range(12)},
               "gates": {str(k): ones(1) for k in range(11)}}  # fmt: skip
     assert optim.ranks(twelve) == {"(top)": (1,) * 11}  # 10 after 9, not after 1
+
+
+def test_keys_of_any_kind_lead_to_the_gates(rng) -> None:
+    """Tuples, negative integers, fractions and names with digits; from the state as well."""
+
+    def drawn() -> Any:
+        shapes = jax.tree.map(np.shape, TRAIN, is_leaf=lambda x: hasattr(x, "shape"))
+        return {part: [jnp.asarray(rng.random(s), jnp.float32) for s in shapes[part]]
+                for part in ("cores", "gates")}  # fmt: skip
+
+    keys: dict[str, list[Any]] = {
+        "tuples": [("enc", 1), ("enc", 0), ("dec", int(rng.integers(-9, 9)))],
+        "integers": [-1, 0, int(rng.integers(2, 99)), -int(rng.integers(2, 99))],
+        "numbers": [0.5, 2, -float(rng.random())],
+        "truths": [True, False],
+        "names": ["10", "9", "-1", "a/b", "x"],
+        "none": [None],
+    }
+    params: Any = {kind: {key: drawn() for key in found} for kind, found in keys.items()}
+    params["stack"] = {(-1, "s"): stacked(drawn(), 2)}
+    params["list"] = [drawn() for _ in range(11)]
+    optimizer = optim.rank_adaptive(optax.adam(1e-2), compress_to=1.5, by=4)
+    state = optimizer.init(params)
+    layout = find(Stacks.of(params).split(params))
+    numbered = {place: n for n, place in enumerate(layout.gates)}
+    assert layout.of_gates(layout.by_path(numbered)) == numbered
+    for kind in keys:
+        for layer in params[kind].values():
+            layer["gates"][0] = layer["gates"][0].at[1].set(0)
+    small, state = optim.shrink(params, state)
+    assert small["tuples"]["enc", 1]["gates"][0].shape == (2,)
+    moves, _ = jax.eval_shape(  # the state has shrunk along
+        lambda p, s: optimizer.update(p, s, p, value=jnp.float32(1.0)), small, state
+    )
+    assert jax.tree.map(np.shape, moves) == jax.tree.map(np.shape, small)
 
 
 def test_labels():

@@ -120,6 +120,27 @@ def is_random(layer: Any) -> bool:
     return all(_energy(w)[least // 4 :].sum() >= share * np.sum(w**2) for w in weights)
 
 
+def error_bound(layer: Any, rank: int) -> float | None:
+    """Bounds the squared relative error of a dense layer as a train in the shapes by default.
+
+    Args:
+      layer: as of `candidates`, or `flax.nnx.LinearGeneral`; linear ones become TT-matrices.
+      rank: of all bonds.
+
+    Returns:
+      The bound; None where an unfolding is too large to decompose.
+    """
+    layer = flat(layer) if isinstance(layer, nnx.LinearGeneral) else layer
+    weights, shape, fold_of_conv = _matrices(layer)
+    embedding = isinstance(layer, nnx.Embed)
+    usual = fold(*shape, None, None, None) if embedding else paired_modes(shape, (None, None), None)
+    rows, columns = fold_of_conv or usual
+    _, bonds = _bonds(_Tails(weights, shape), rows, columns, not fold_of_conv, embedding)
+    if bonds is None:
+        return None
+    return _errors(bonds, [min(rank, len(tail) - 1) for tail in bonds])[1]
+
+
 def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
     """Returns a dense layer's weights as matrices, one for each copy of a stack.
 
@@ -236,8 +257,30 @@ def _trains(
     Args:
       paired: whether the train is a TT-matrix, as that of an embedding is in any case.
     """
-    sides = (math.prod(rows), math.prod(columns))
     kind = type(spec) if spec is not None else (TTMatrix if paired else TT)
+    sizes, bonds = _bonds(tails, rows, columns, paired, embedding)
+    if bonds is None:
+        return
+    options: dict[str, Any] = {} if spec is None else _kept(spec)
+    names = ("num_shape", "feature_shape") if embedding else ("in_shape", "out_shape")
+    for error in _ERRORS:
+        ranks = _ranks(bonds, error, sizes)
+        shapes: dict[str, Any] = dict(zip(names, (rows, columns), strict=True))
+        made = kind(ranks or 1, **options | shapes)
+        full = (1, *ranks, 1)
+        numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
+        yield Candidate(made, numbers, *_errors(bonds, ranks))
+
+
+def _bonds(
+    tails: _Tails, rows: Modes, columns: Modes, paired: bool, embedding: bool
+) -> tuple[Modes, list[np.ndarray] | None]:
+    """Computes a train's mode sizes, and the squared truncation errors of its bonds by rank.
+
+    Returns:
+      (mode sizes; errors of each bond, or None where an unfolding is too large to decompose).
+    """
+    sides = (math.prod(rows), math.prod(columns))
     paired |= embedding
     if paired:
         order = len(rows)
@@ -249,7 +292,7 @@ def _trains(
     for k in range(1, len(sizes)):
         left, right = math.prod(sizes[:k]), math.prod(sizes[k:])
         if min(left, right) > _LARGEST:
-            return
+            return sizes, None
         whole = paired and (rows, columns, k)  # of linear layers the cut alone matters
         key = ("cut", *(whole or (left,)), *sides) if whole or left != sides[0] else (
             "cut", 1, *sides
@@ -262,15 +305,7 @@ def _trains(
                 (left, right),
             )
         )
-    options: dict[str, Any] = {} if spec is None else _kept(spec)
-    names = ("num_shape", "feature_shape") if embedding else ("in_shape", "out_shape")
-    for error in _ERRORS:
-        ranks = _ranks(bonds, error, sizes)
-        shapes: dict[str, Any] = dict(zip(names, (rows, columns), strict=True))
-        made = kind(ranks or 1, **options | shapes)
-        full = (1, *ranks, 1)
-        numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
-        yield Candidate(made, numbers, *_errors(bonds, ranks))
+    return sizes, bonds
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:

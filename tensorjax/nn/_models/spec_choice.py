@@ -14,7 +14,14 @@ from tensorjax import _check
 from tensorjax.nn._linear_over_axes import flat
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
-from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, is_random, slope
+from tensorjax.nn._models.spec_candidates import (
+    Candidate,
+    candidates,
+    error_bound,
+    hull,
+    is_random,
+    slope,
+)
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
@@ -31,7 +38,8 @@ class Choice(Mapping[str, Spec | None]):
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
-      errors: bounds of the relative errors of the weights; of fresh layers none.
+      errors: bounds of the relative errors of the weights; none of fresh layers with init="random"
+        or before a training, and none where an unfolding is too large to decompose.
       sizes: parameters of each layer's weight, before and after.
       size: parameters of the whole model at most.
 
@@ -116,7 +124,8 @@ def choose(
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
         TT-matrices in the shapes of `TTMatrix`, and for embeddings and convolutions trains in those
         of `TT`, or stays dense where they are not smaller. So it is with "auto" and with
-        ``compress_to``, too, if the singular values of all weights are as of random ones.
+        ``compress_to``, too, if the singular values of all weights are as of random ones, and the
+        size can be met so; smaller ones are met by all formats, compared as of other weights.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
@@ -210,10 +219,17 @@ def _chosen(
     found = [place for place in every if _is_open(place[2])]
     leaders = _leaders(model, found)
     automatic = any(spec is _AUTO for *_, spec in found)
+    least = math.inf  # parameters with ranks of one, where all weights look random
     if tol is None and (init == "random" or trained or automatic):
         own = [(x, paths[0], spec) for x, paths, spec in found if id(x) in leaders]
         if init == "random" or all(_named(path, is_random, x) for x, path, _ in own):
-            return _of_one_rank(model, every, own, leaders, most, fewer)
+            totals = _Totals(model, every, own)
+            least = totals.total(1)
+            if init == "random":
+                _check_least(least, totals.fixed, most, fewer)
+            if least <= most:
+                read = init == "svd" and not trained
+                return _of_one_rank(totals, every, leaders, most, read)
     lists = {
         id(x): _listed(x, paths[0], spec, trained) for x, paths, spec in found if id(x) in leaders
     }
@@ -224,7 +240,7 @@ def _chosen(
     if tol is not None:
         kept = {key: options.cheapest(tol) for key, options in lists.items()}
     else:
-        kept = _filled(lists, *_allocated(lists, rest, most, fewer))
+        kept = _filled(lists, *_allocated(lists, rest, most, fewer, least))
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
@@ -239,42 +255,53 @@ def _chosen(
     )
 
 
+class _Totals:
+    """Parameter counts of a model as functions of one rank for all layers.
+
+    Attributes:
+      own: layers to choose for, one of every tied set, with path and spec.
+      rest: parameters of the model with these layers dense.
+      fixed: parameters outside of them.
+    """
+
+    def __init__(self, model: Any, every: Found, own: Sequence[tuple[Any, str, Any]]) -> None:
+        for _, path, spec in own:
+            _check_open(path, spec)
+        fixed = [(x, spec) for x, _, spec in every if not _is_open(spec)]
+        self.own = own
+        self.rest = numbers(model) + sum(_grown(x, spec) for x, spec in fixed)
+        self.fixed = self.rest - sum(_weight(x) for x, *_ in own)
+        self._known: dict[Any, int] = {}  # layers alike count alike
+
+    def gain(self, place: int, rank: int) -> int:
+        """Counts the parameters that a layer of some rank has beyond the dense one."""
+        layer, path, spec = self.own[place]
+        key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
+        if key not in self._known:
+            self._known[key] = _named(path, _grown, layer, _of_rank(layer, spec, rank))
+        # By "auto" layers stay dense that would not be smaller.
+        return min(self._known[key], 0) if spec is _AUTO else self._known[key]
+
+    def total(self, rank: int) -> int:
+        """Counts the parameters of the model with all these layers at some rank."""
+        return self.rest + sum(self.gain(k, rank) for k in range(len(self.own)))
+
+
 def _of_one_rank(
-    model: Any, every: Found, own: Sequence[tuple[Any, str, Any]],
-    leaders: dict[int, list[int]], most: int, fewer: tuple[str, int] | None,
-) -> Choice:  # fmt: skip
+    totals: _Totals, every: Found, leaders: dict[int, list[int]], most: int, read: bool
+) -> Choice:
     """Chooses the largest rank, one for all layers, within a size; then one more where it fits.
 
-    Of random weights no spectrum tells where ranks are needed. By "auto" layers stay dense that
-    would not be smaller.
+    Of random weights no spectrum tells where ranks are needed.
 
     Args:
-      model: the model.
+      totals: of the model, with the layers to choose for.
       every: its layers that rules match.
-      own: layers to choose for, one of every tied set, with path and spec.
       leaders: as of `_leaders`.
-      most: parameters of all.
-      fewer: as `_allocated` takes it.
+      most: parameters of all, at least those of ranks of one.
+      read: whether weights are read, for the bounds of their errors; all specs are "auto" then.
     """
-    fixed = [(x, spec) for x, _, spec in every if not _is_open(spec)]
-    now = numbers(model)
-    rest = now + sum(_grown(x, spec) for x, spec in fixed)
-    for _, path, spec in own:
-        _check_open(path, spec)
-
-    known: dict[Any, int] = {}  # layers alike count alike
-
-    def gain(place: int, rank: int) -> int:
-        layer, path, spec = own[place]
-        key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
-        if key not in known:
-            known[key] = _named(path, _grown, layer, _of_rank(layer, spec, rank))
-        return min(known[key], 0) if spec is _AUTO else known[key]
-
-    def total(rank: int) -> int:
-        return rest + sum(gain(k, rank) for k in range(len(own)))
-
-    _check_least(total(1), rest - sum(_weight(x) for x, *_ in own), most, fewer)
+    own, gain, total = totals.own, totals.gain, totals.total
     low, high = 1, 2
     while high < _LARGEST_RANK and total(high) <= most:
         low, high = high, 2 * high
@@ -286,22 +313,24 @@ def _of_one_rank(
         if 0 < gain(k, low + 1) - gain(k, low) <= most - size:
             size += gain(k, low + 1) - gain(k, low)
             ranks[k] += 1
-    kept = {
-        id(x): None if spec is _AUTO and gain(k, rank) == 0 else _of_rank(x, spec, rank)
-        for k, ((x, _, spec), rank) in enumerate(zip(own, ranks, strict=True))
-    }
+    kept = {}
+    for k, ((x, path, spec), rank) in enumerate(zip(own, ranks, strict=True)):
+        dense = spec is _AUTO and gain(k, rank) == 0
+        bound = 0.0 if dense else _named(path, error_bound, x, rank) if read else None
+        kept[id(x)] = None if dense else _of_rank(x, spec, rank), gain(k, rank), bound
     leading = {member: key for key, members in leaders.items() for member in members}
-    gains = {id(x): gain(k, rank) for k, ((x, *_), rank) in enumerate(zip(own, ranks, strict=True))}
     specs: dict[str, Spec | None] = {}
-    sizes = {}
+    sizes, errors = {}, {}
     for layer, paths, spec in every:
-        if _is_open(spec):
-            key = leading[id(layer)]
-            specs[pattern(paths[0])] = kept[key]
-            sizes[pattern(paths[0])] = (_weight(layer), _weight(layer) + gains[key])
-        else:
-            specs[pattern(paths[0])] = spec
-    return Choice(specs, {}, sizes, size)
+        path = pattern(paths[0])
+        if not _is_open(spec):
+            specs[path] = spec
+            continue
+        specs[path], more, bound = kept[leading[id(layer)]]
+        sizes[path] = _weight(layer), _weight(layer) + more
+        if read and bound is not None:
+            errors[path] = math.sqrt(bound)
+    return Choice(specs, errors, sizes, size)
 
 
 def _of_rank(layer: Any, spec: Any, rank: int) -> Spec:
@@ -411,8 +440,9 @@ def _most(name: str, given: Any, now: int | None = None) -> int:
 
 
 def _allocated(
-    lists: Mapping[int, _Options], rest: int, most: int, fewer: tuple[str, int] | None
-) -> tuple[dict[int, Candidate], int]:
+    lists: Mapping[int, _Options], rest: int, most: int, fewer: tuple[str, int] | None,
+    other: float = math.inf,
+) -> tuple[dict[int, Candidate], int]:  # fmt: skip
     """Chooses a format for every layer, greedily by error decrease per parameter.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
@@ -422,6 +452,7 @@ def _allocated(
       rest: parameters outside of them.
       most: parameters of all.
       fewer: name of the option and those of the model, if a share of them was asked for.
+      other: parameters of all in another form, for the error: more than ``most``.
 
     Returns:
       (choice of every layer, parameters left).
@@ -429,7 +460,8 @@ def _allocated(
     corners = {key: hull(options.found) for key, options in lists.items()}
     taken = dict.fromkeys(lists, 0)
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
-    _check_least(most - left, rest, most, fewer)
+    if left < 0:
+        _check_least(int(min(most - left, other)), rest, most, fewer)
     steps = [
         (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
         for key, found in corners.items()
@@ -449,7 +481,7 @@ def _check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None
     asked = f"size: expected at least {least:,} parameters"
     if fewer is not None:
         name, now = fewer
-        asked = f"{name}: expected at most {math.floor(1e3 * now / least) / 1e3:g}, for at least"
+        asked = f"{name}: expected at most {math.floor(1e3 * now / least) / 1e3:.12g}, for at least"
         asked += f" {least:,} of {now:,} parameters"
     raise ValueError(
         f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "

@@ -94,27 +94,41 @@ class Layout:
         """Indices of all rank gates among the leaves of a parameter tree, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
-    def by_path(self, values: Mapping[int, Any]) -> dict[str, Any]:
+    def by_path(self, values: Mapping[int, Any]) -> dict[Any, Any]:
         """Nests values of the rank gates, given by position, in dicts by the keys of their paths.
 
-        Dicts, since Python has to flatten other containers in every call of a compiled step. Keys
-        are text, of numbers with leading zeros: JAX sorts the keys of a dict.
+        Dicts, since Python has to flatten other containers in every call of a compiled step.
         """
-        tree: dict[str, Any] = {}
+        tree: dict[Any, Any] = {}
         for position in self.gates:
-            path = self.paths[position]
-            *above, last = (f"{key:06d}" if isinstance(key, int) else str(key) for key in path)
+            *above, last = self.paths[position]
             node = tree
             for key in above:
                 node = node.setdefault(key, {})
             node[last] = values[position]
-        return tree
+        return _sortable(tree)
 
     def of_gates(self, tree: Any) -> dict[int, Any]:
         """Returns the leaves of a tree that `by_path` made, by position of the gate."""
-        paths, leaves, _ = flatten(tree)
-        known = dict(zip(paths, leaves, strict=True))
-        return {position: known[self.paths[position]] for position in self.gates}
+        # In the order in which JAX flattens it, whatever that order is.
+        order = jax.tree.leaves(self.by_path({position: position for position in self.gates}))
+        known = dict(zip(order, jax.tree.leaves(tree), strict=True))
+        return {position: known[position] for position in self.gates}
+
+
+def _sortable(tree: Any) -> Any:
+    """Writes the keys of nested dicts so that JAX can sort them and `flatten` reads them back.
+
+    Names and numbers from zero may stand side by side, and become text. Other keys, such as tuples
+    and negative numbers, are those of a dict that JAX has sorted, and stay as they are.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    if all(type(key) is str or (isinstance(key, int) and key >= 0) for key in tree):
+        keys = [f"{key:06d}" if isinstance(key, int) else key for key in tree]
+    else:
+        keys = [*tree]
+    return {key: _sortable(node) for key, node in zip(keys, tree.values(), strict=True)}
 
 
 def find(params: Any) -> Layout:
