@@ -253,6 +253,8 @@ def test_a_function_with_a_state_is_told_of(key):
         for tol in (0.1, 1e-6):
             _, info = tt.cross(lambda i: state.standard_normal(len(i)), shape, tol=tol, key=key)
             assert (info.status, "has a state" in info.advice) == ("stalled", True)
+            _, info = tt.cross(lambda i: state.integers(0, 2, len(i)), shape, tol=tol, key=key)
+            assert (info.status, "has a state" in info.advice) == ("stalled", True)
             _, info = tt.cross(lambda i: 1 / (1.0 + i.sum(axis=1)), shape, tol=tol, key=key)
             assert info.status == "converged"
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from tensorjax.tt._cross.function_calls import Calls, advice, double, numbers
 
-
 # Beginnings of messages and of notes on errors of a function, here and in `tt.cross`.
 _TOLD, _RAISED = "f: expected", "f: raised"
 

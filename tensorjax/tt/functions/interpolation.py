@@ -345,7 +345,11 @@ class _Work:
         """
         tol = _SHARP * float(np.finfo(found.cast[0].dtype).eps)
         spent = self.values.spent[0]
-        calls = int(min(max(_SHARP_CALLS, spent // _SHARP_PART), spent // (1 + _TIMES), self.values.left / 2))
+        calls = int(
+            min(
+                max(_SHARP_CALLS, spent // _SHARP_PART), spent // (1 + _TIMES), self.values.left / 2
+            )
+        )
         if not self.free or tol > _SHARPER * self.tol or calls < _TESTED:
             return None
         times, more = _SHARP_DEGREE

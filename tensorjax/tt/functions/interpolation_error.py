@@ -290,8 +290,8 @@ def reported(
     basis = _MISSED if found.error > _HARDLY else _BASIS
     std = found.std if status != "unseen" and status != "zero" else math.inf
     status = "failed" if failure else status
-    advices = {"converged": "", "basis": basis, "zero": _ZERO, "failed": _FAILED}
-    advice = advices.get(status, found.info.advice)
+    advised = {"converged": "", "basis": basis, "zero": _ZERO, "failed": _FAILED}
+    advice = advised.get(status, found.info.advice)
     said = f"failed: {failure}; " if failure else f"{status}: "
     return InterpolateInfo(
         status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,

@@ -151,7 +151,7 @@ def _norm(train: TT) -> float:
 
 
 def _pieces(found: _Leaf, size: int) -> list[_Leaf]:
-    """Returns the parts of a fitted patch at each index of its first mode, with shares of its error.
+    """Returns the parts of a fitted patch, one an index of its first mode, with shares of error.
 
     So they have of what the norm of f is beyond that of the train, which may lack a part of f.
     """
