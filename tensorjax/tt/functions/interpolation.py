@@ -122,7 +122,7 @@ def interpolate(
     and a train as accurate as roundoff allows, from 10 000 evaluations at most, or a quarter of all
     before, shows tails there that are far below the tolerance. The points are no more than twice,
     and those of that train no more than, what was evaluated before: all may cost four times as much
-    as ``search=0``, and an ascent from the largest error up to 219 d evaluations more. A peak whose
+    as without tests, and an ascent from the largest error some 219 d evaluations more. A peak whose
     tail no random point meets is missed, as ``info.message`` says.
 
     Args:
