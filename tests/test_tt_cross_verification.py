@@ -249,6 +249,14 @@ def test_a_function_with_a_state_is_told_of(key):
     _, info = tt.cross(noisy, (9,) * 5, tol=1e-6, key=key, max_evaluations=10**5)
     assert (info.status, "has a state" in info.advice) == ("stalled", True)
     assert 1e-4 < info.error < 1e-2
+    for shape in ((400,), (20, 20), (31, 31), (2, 200), (8, 8, 8), (5, 5, 5, 5), (2,) * 8):
+        for tol in (0.1, 1e-6):
+            _, info = tt.cross(lambda i: state.standard_normal(len(i)), shape, tol=tol, key=key)
+            assert (info.status, "has a state" in info.advice) == ("stalled", True)
+            _, info = tt.cross(lambda i: state.integers(0, 2, len(i)), shape, tol=tol, key=key)
+            assert (info.status, "has a state" in info.advice) == ("stalled", True)
+            _, info = tt.cross(lambda i: 1 / (1.0 + i.sum(axis=1)), shape, tol=tol, key=key)
+            assert info.status == "converged"
 
 
 @pytest.mark.parametrize("key", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])

@@ -526,6 +526,67 @@ def test_a_peak_whose_tail_is_below_the_tolerance_stands_out_of_a_sharper_train(
     assert "would matter if larger than" in info.message
 
 
+@pytest.mark.parametrize("how", ["raises", "NaN", "interrupt"])
+def test_errors_after_convergence_give_the_best_train_if_asked_for(how: str) -> None:
+    """At whatever evaluation f fails; the first train needs 1400 of them."""
+    asked = [0, 0]
+
+    def function(x: np.ndarray) -> np.ndarray:
+        asked[0] += len(x)
+        if asked[0] > asked[1] and how == "interrupt":
+            raise KeyboardInterrupt
+        if asked[0] > asked[1] and how == "raises":
+            raise RuntimeError("no license")
+        return np.exp(-x.sum(axis=1)) * (np.nan if asked[0] > asked[1] else 1)
+
+    domain, tol = [(0, 1)] * 3, 1e-4
+    asked[1] = 1 << 30
+    _, whole = functions.interpolate(function, domain, tol=tol)
+    assert whole.status == "converged"
+    errors = {"raises": RuntimeError, "NaN": ValueError, "interrupt": KeyboardInterrupt}
+    first = 1500
+    for most in np.linspace(first, asked[0] - 1, 9).astype(int):
+        asked[:] = 0, int(most)
+        f, info = functions.interpolate(function, domain, tol=tol, on_error="return")
+        assert info.status == "failed"
+        assert {"raises": "no license", "NaN": "NaN", "interrupt": "interrupted"}[
+            how
+        ] in info.message
+        assert "call again" in info.advice
+        assert info.error <= tol
+        assert f([0.5, 0.2, 0.3]) == pytest.approx(np.exp(-1), rel=1e-3)
+    asked[:] = 0, first
+    with pytest.raises(errors[how]):
+        functions.interpolate(function, domain, tol=tol)
+    asked[:] = 0, 10  # there is no train yet
+    with pytest.raises(errors[how]):
+        functions.interpolate(function, domain, tol=tol, on_error="return")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_tests_of_a_train_cost_no_more_than_a_few_times_what_it_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng([97, seed])
+    d = int(rng.integers(2, 5))
+    a, b = rng.uniform(0.2, 2, d), rng.uniform(-1, 1, d)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + ((x - b) ** 2) @ a)
+
+    def cost(tol: float, search: float) -> int:
+        key = jax.random.key(seed)
+        out = functions.interpolate(function, [(-1, 1)] * d, tol=tol, key=key, search=search)
+        return out[1].evaluations
+
+    cases = ((1e-2, 0.05), (1e-4, 0.05), (1e-4, 0.5))
+    tested = [cost(*case) for case in cases]
+    monkeypatch.setattr(interpolation, "_TIMES", 0)
+    monkeypatch.setattr(interpolation._Work, "hidden", lambda work, found: None)
+    for case, whole in zip(cases, tested, strict=True):
+        assert whole <= 4 * cost(*case) + 219 * d + 500  # an ascent, and a box about its end
+
+
 def test_a_function_that_gives_out_the_same_array_again() -> None:
     values = np.zeros(1 << 16)
 

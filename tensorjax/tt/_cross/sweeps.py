@@ -36,9 +36,10 @@ _SURPRISES = 4
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
-# A tensor that was read whole is asked for some again if all ranks are as large as its modes allow,
-# as those of noise are, the largest one is no less than this, and values are not a few ones.
-_FULL = 32
+# A tensor of so many entries or more that was read whole is asked for some again if the train is no
+# shorter than it, as that of noise is; but not if more than this part of its values are the same,
+# of which a few entries tell nothing.
+_MANY, _SAME_VALUE = 256, 0.9
 # Most held-out entries that become pivots at once, and no more than half of the largest rank unless
 # f jumps: those with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -55,7 +56,7 @@ class Search:
       globally: search for errors all over the tensor.
       failure: the error of f that ended the search, and where; empty if none did.
       unsteady: by how much f differs from itself at the same entries, over its root mean square; 0
-        if it does not, or if neither the search stalled nor all ranks are full.
+        if it does not, or if neither the search stalled nor the train is as long as the tensor.
     """
 
     def __init__(self, fit: Approximation, rng: np.random.Generator):
@@ -115,13 +116,13 @@ class Search:
 
     @property
     def _full(self) -> bool:
-        """Whether all entries of a tensor were read, and its ranks are as large as they can be."""
-        if not self.held.all or self.held.jumps:
+        """Whether all entries of a tensor were read, and its train has no fewer parameters."""
+        held = self.held
+        parameters = sum(c.size for c in self.fit.cores)
+        if not held.all or held.size < _MANY or parameters < held.values.size:
             return False
-        sizes = np.cumprod([1.0, *self._oracle.shape])
-        largest = np.minimum(sizes, sizes[-1] / sizes)[1:-1]
-        ranks = np.array([c.shape[2] for c in self.fit.cores[:-1]])
-        return bool((ranks >= largest).all()) and int(ranks.max(initial=0)) >= _FULL
+        counts = np.unique(held.values, axis=0, return_counts=True)[1]
+        return bool(counts.max() <= _SAME_VALUE * len(held.values))
 
     def _unsteady(self) -> float:
         """Measures how much f changes when `cross` evaluates it again, relative to its rms."""

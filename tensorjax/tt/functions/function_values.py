@@ -8,6 +8,15 @@ import numpy as np
 
 from tensorjax.tt._cross.function_calls import Calls, advice, double, numbers
 
+# Beginnings of messages and of notes on errors of a function, here and in `tt.cross`.
+_TOLD, _RAISED = "f: expected", "f: raised"
+
+
+def of_function(error: BaseException) -> bool:
+    """Whether an error is one of the function that `interpolate` called, or of its values."""
+    notes = getattr(error, "__notes__", ())
+    return str(error).startswith(_TOLD) or any(n.startswith(_RAISED) for n in notes)
+
 
 class Values(NamedTuple):
     """Callable that evaluates a function to choose Chebyshev degrees, and counts the points.
@@ -29,8 +38,14 @@ class Values(NamedTuple):
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Evaluates the function of `interpolate` at points, and counts them."""
+        before = self.spent[0]
         self.spent[0] += len(x)
-        return self.function(x)
+        try:
+            return self.function(x)
+        except Exception as error:
+            if not str(error).startswith(_TOLD):
+                error.add_note(f"{_RAISED} at {len(x)} points, after {before} evaluations")
+            raise
 
 
 class CheckedValues:

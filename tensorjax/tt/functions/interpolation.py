@@ -25,7 +25,12 @@ from tensorjax.tt.functions.degree_choice import (
     without_tails,
 )
 from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
-from tensorjax.tt.functions.function_values import CheckedValues, Values, times_power
+from tensorjax.tt.functions.function_values import (
+    CheckedValues,
+    Values,
+    of_function,
+    times_power,
+)
 from tensorjax.tt.functions.interpolation_error import (
     ErrorPoints,
     Fit,
@@ -46,11 +51,12 @@ _TAIL = 0.03
 _ROUNDS, _LOWER = 12, 0.9
 # Parts of f that are looked for where an error stands out, at most; what their errors are at least,
 # times the tolerance; and the share of all evaluations for random points that test a train, of so
-# many evaluations at least.
-_PARTS, _LEAST_PART, _SHARE, _LEAST_SPENT = 3, 10, 0.05, 100_000
+# many evaluations at least, but no more new points than so many times all evaluations before.
+_PARTS, _LEAST_PART, _SHARE, _LEAST_SPENT, _TIMES = 3, 10, 0.05, 100_000, 2
 # Tails of what a train lacks stand out of the errors of a train as accurate as so many units of
 # roundoff, if that is at most this part of the tolerance. It may take so many evaluations, or this
-# part of all before; and degrees up to so many times those found, and some more.
+# part of all before, and no more than were made before the random points; and degrees up to so many
+# times those found, and some more.
 _SHARP, _SHARPER, _SHARP_CALLS, _SHARP_PART, _SHARP_DEGREE = 1e4, 0.1, 10_000, 4, (3, 16)
 # Evaluations kept for tests of a train, and part of all that they are at most.
 _RESERVED, _RESERVED_PART = 1500, 0.02
@@ -114,8 +120,10 @@ def interpolate(
     the train lacks: an ascent of the error leads there, and degrees are chosen anew. A train that
     meets the tolerance is tested at 5000 random points, or 5 % of all evaluations if that is more,
     and a train as accurate as roundoff allows, from 10 000 evaluations at most, or a quarter of all
-    before, shows tails there that are far below the tolerance. A peak whose tail no random point
-    meets is missed, as ``info.message`` says.
+    before, shows tails there that are far below the tolerance. The points are no more than twice,
+    and those of that train no more than, what was evaluated before: all may cost four times as much
+    as without tests, and an ascent from the largest error some 219 d evaluations more. A peak whose
+    tail no random point meets is missed, as ``info.message`` says.
 
     Args:
       f: maps points (batch, d) to values (batch,), or with ``components`` to (batch, components),
@@ -132,7 +140,8 @@ def interpolate(
       options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
         lines go through too), ``search`` (0.05: the share of all evaluations, or of 100 000, for
         random points; 0 for no tests beyond a thousand of them, nor a train more accurate than
-        asked), ``jit``, ``executor`` and ``dtype``.
+        asked), ``jit``, ``executor``, ``dtype`` and ``on_error``: with "return" an error of f, or
+        an interrupt, once there is a train gives the best one, with status "failed".
 
     Returns:
       The `FunctionTrain`, or with ``components`` a tuple of one for each, and an `InterpolateInfo`
@@ -200,7 +209,10 @@ def interpolate(
         for cores in _components(found.cast, len(bases))
     ]
     seconds = time.perf_counter() - started
-    info = reported(found, tol, tests, parts[0], values.spent[0], seconds, zero=checked.zero)
+    info = reported(
+        found, tol, tests, parts[0], values.spent[0], seconds, zero=checked.zero,
+        failure=work.failure,
+    )  # fmt: skip
     return (parts[0] if components is None else tuple(parts)), info
 
 
@@ -233,31 +245,47 @@ class _Work:
     options: dict[str, Any]
     rng: np.random.Generator
     parts: list[np.ndarray] = dataclasses.field(default_factory=list)  # where f was found late
+    best: Fit | None = None
+    failure: str = ""  # the error of f that ended the search
 
     def run(self, bases: list[Basis]) -> Fit:
+        """Interpolates to the tolerance; an error of f may end that once there is a train."""
+        try:
+            self._raise_degrees(bases)
+        except (Exception, KeyboardInterrupt) as error:
+            returns = self.best is not None and self.options.get("on_error") == "return"
+            if isinstance(error, KeyboardInterrupt) and returns:
+                self.failure = f"interrupted after {self.values.spent[0]} evaluations"
+            elif of_function(error) and returns:
+                told = str(error).startswith("f: ")  # of values that are not finite
+                self.failure = str(error) if told else f"f raised {error!r}"
+            else:
+                raise
+        assert self.best is not None
+        return self.again(self.best)  # at all points that were added
+
+    def _raise_degrees(self, bases: list[Basis]) -> None:
         """Raises degrees or accuracy of an interpolation until it has the error asked for."""
-        wanted, best, before, idle = _CROSS * self.tol, None, None, 0
+        wanted, before, idle = _CROSS * self.tol, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
-            best = best and self.again(best)  # points at which errors are measured may be others
+            best = self.best and self.again(self.best)  # points of the measurement may be others
             idle = idle + 1 if best is not None and found.bound > _LOWER * best.bound else 0
-            best = found if best is None or found.bound < best.bound else best
+            best = self.best = found if best is None or found.bound < best.bound else best
             spent = found.info.status in _ENDED or self.values.left < 20
             measured = self.tests.random
             following = None if spent or idle == 2 else self.next(bases, found, wanted)
             if self.tests.random > measured:  # at few points an error may have been too small
                 best = min(self.again(best), self.again(found), key=lambda fit: fit.bound)
+                self.best = best
             over = spent and (best.bound > self.tol or self.values.left < 20)
-            if following is None and not over:
+            if following is None and not over and not self.failure:
                 part = self.hidden(best)
-                best = self.again(best)
                 if part is not None:
                     idle, following = 0, (self.anew(part), _CROSS * self.tol, None)
-            if following is None:
+            if following is None or self.failure:
                 break
             bases, wanted, before = following
-        assert best is not None
-        return best
 
     def next(
         self, bases: list[Basis], found: Fit, wanted: float
@@ -277,8 +305,9 @@ class _Work:
     def again(self, found: Fit, *, more: bool = False) -> Fit:
         """Measures an interpolation's error again, with more test points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
-        wanted = share * max(self.values.spent[0], _LEAST_SPENT)
-        count = int(min(wanted - self.tests.random, self.values.left / 2))
+        spent = self.values.spent[0]
+        wanted = share * max(spent, _LEAST_SPENT) - self.tests.random
+        count = int(min(wanted, _TIMES * spent, self.values.left / 2))
         if count > self.tests.random // 2:
             self.tests.extend(found.bases, count)
         error, std, largest = self.tests.error(found.bases, found.cast)
@@ -292,6 +321,8 @@ class _Work:
         converged = found.bound <= self.tol
         if start is None and converged and (sharp := self.sharper(found)) is not None:
             fit, start = sharp, self.tests.worst(sharp.bases, sharp.cast)
+            if self.failure:
+                return None
         lacks = start is not None
         if start is None and converged:
             fit, start = found, self.tests.worst(found.bases, found.cast, far=False)
@@ -314,7 +345,11 @@ class _Work:
         """
         tol = _SHARP * float(np.finfo(found.cast[0].dtype).eps)
         spent = self.values.spent[0]
-        calls = int(min(max(_SHARP_CALLS, spent // _SHARP_PART), self.values.left / 2))
+        calls = int(
+            min(
+                max(_SHARP_CALLS, spent // _SHARP_PART), spent // (1 + _TIMES), self.values.left / 2
+            )
+        )
         if not self.free or tol > _SHARPER * self.tol or calls < _TESTED:
             return None
         times, more = _SHARP_DEGREE
@@ -368,6 +403,8 @@ class _Work:
             self.f, shape, tol=max(tol, self.least), grid=[b.nodes for b in bases], **options
         )
         self.values.spent[0] += info.evaluations
+        if info.status == "failed":
+            self.failure = info.message.split("; searched")[0]
         wide = np.result_type(t.dtype, np.float64)
         cores = [np.asarray(c).astype(wide) for c in t.cores]
         for k, b in enumerate(bases):

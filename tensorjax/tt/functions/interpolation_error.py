@@ -40,6 +40,7 @@ _BASIS = (
     "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
     "or a derivative jumps, take tt.functions.BSpline there, or ask for less accuracy"
 )
+_FAILED = "f raised an error or was interrupted, see message: mend f, and call again"
 # Most test points of a box about a large error.
 _IN_A_BOX = 500
 # Most random points to look at while f is zero at all of them.
@@ -105,8 +106,8 @@ class ErrorPoints:
         if count < TELLING:
             return
         x, fixed = low + (high - low) * self._rng.random((count, len(low))), self._fixed
-        self.x = np.concatenate([self.x[:fixed], x])
-        self.true = np.concatenate([self.true[:fixed], self._values(x)])
+        true = np.concatenate([self.true[:fixed], self._values(x)])
+        self.x, self.true = np.concatenate([self.x[:fixed], x]), true
         self._boxes.append((low, high, count))
         self._weigh()
 
@@ -127,8 +128,8 @@ class ErrorPoints:
         if not source.proper:
             return
         x, fixed = source.draw(count, self._rng), self._fixed
-        self.x = np.concatenate([self.x[:fixed], x])
-        self.true = np.concatenate([self.true[:fixed], self._values(x)])
+        true = np.concatenate([self.true[:fixed], self._values(x)])
+        self.x, self.true = np.concatenate([self.x[:fixed], x]), true
         self._weigh(count * np.exp(np.minimum(source.log_density(self.x), 600.0)))
 
     def worst(self, bases: Sequence[Basis], cores: Cores, *, far: bool = True) -> np.ndarray | None:
@@ -199,7 +200,8 @@ class InterpolateInfo:
       status: "converged": the measured error is below the tolerance by two standard errors;
         "basis": f is not resolved by the bases given, or by the largest degree; "zero": every point
         seen is zero; or the status of `tensorjax.tt.cross` that kept the train from its accuracy,
-        or, as "unseen", made the error unknown.
+        or, as "unseen", made the error unknown. "failed": with ``on_error="return"``, f raised an
+        error, in a test of a train that meets the tolerance too, or there was an interrupt.
       error: root mean square of the difference over that of f, at points of the box to which the
         train was not fitted: random ones, and if few of these see f, ones drawn from the train.
       error_std: standard error of that estimate; inf where the cross approximation cannot know.
@@ -267,8 +269,14 @@ def reported(
     seconds: float,
     *,
     zero: bool,
+    failure: str,
 ) -> InterpolateInfo:
-    """Builds the report of a finished interpolation; ``zero``: whether f was zero everywhere."""
+    """Builds the report of a finished interpolation.
+
+    Args:
+      zero: whether f was zero everywhere.
+      failure: error of f that ended it; empty if none did.
+    """
     status: Any = "converged" if found.bound <= tol else "basis"
     unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
     if unknown or (status == "basis" and found.info.status != "converged"):
@@ -280,19 +288,22 @@ def reported(
             status, found = "basis", found._replace(error=math.inf, std=math.inf)
     # An error of one says that next to nothing of f is in the train.
     basis = _MISSED if found.error > _HARDLY else _BASIS
-    advice = {"converged": "", "basis": basis, "zero": _ZERO}.get(status, found.info.advice)
     std = found.std if status != "unseen" and status != "zero" else math.inf
+    status = "failed" if failure else status
+    advised = {"converged": "", "basis": basis, "zero": _ZERO, "failed": _FAILED}
+    advice = advised.get(status, found.info.advice)
+    said = f"failed: {failure}; " if failure else f"{status}: "
     return InterpolateInfo(
         status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,
-        seconds, advice, len(tests.x), _message(status, found.error, std, tol, tests),
+        seconds, advice, len(tests.x), said + _message(found.error, std, tol, tests),
     )  # fmt: skip
 
 
-def _message(status: str, error: float, std: float, tol: float, tests: ErrorPoints) -> str:
-    """Describes in words how an interpolation ended, and where f was searched for errors."""
+def _message(error: float, std: float, tol: float, tests: ErrorPoints) -> str:
+    """Describes in words an interpolation's error, and where f was searched for errors."""
     others, part = len(tests.x) - tests.random, 3 / tests.random
     return (
-        f"{status}: error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked; searched: "
+        f"error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked; searched: "
         f"{tests.random} random points of the box and {others} others; what f does in less than "
         f"{part:.1e} of the box may have escaped, and would matter if larger than "
         f"{tol * tests.rms / part**0.5:.1e}"

@@ -150,16 +150,20 @@ def _norm(train: TT) -> float:
     return float(np.ldexp(np.linalg.norm(cores[0]), exponent))
 
 
-def _piece(found: _Leaf, digit: int, size: int) -> _Leaf:
-    """Returns the part of a fitted patch at one index of its first mode, with its error's share."""
-    train = None if found.train is None else item(found.train, digit)
-    return _Leaf(
-        train,
-        0.0 if train is None else _norm(train),
-        found.error / math.sqrt(size),
-        found.std / math.sqrt(size),
-        False,
-    )
+def _pieces(found: _Leaf, size: int) -> list[_Leaf]:
+    """Returns the parts of a fitted patch, one an index of its first mode, with shares of error.
+
+    So they have of what the norm of f is beyond that of the train, which may lack a part of f.
+    """
+    whole = 0.0 if found.train is None else _norm(found.train)
+    lacks = math.sqrt(max(found.norm - whole, 0.0)) * math.sqrt(found.norm + whole)
+    out = []
+    for digit in range(size):
+        train = None if found.train is None else item(found.train, digit)
+        norm = math.hypot(0.0 if train is None else _norm(train), lacks / math.sqrt(size))
+        error, std = found.error / math.sqrt(size), found.std / math.sqrt(size)
+        out.append(_Leaf(train, norm, error, std, False))
+    return out
 
 
 class _Splitting:
@@ -218,8 +222,7 @@ class _Splitting:
         if len(self.leaves) + len(self._waiting) + size > self._max_patches:
             self.leaves[prefix] = self._bounded(found)
             return False
-        for digit in range(size):
-            share = _piece(found, digit, size)
+        for digit, share in enumerate(_pieces(found, size)):
             if last:  # what is left are components
                 self.leaves[(*prefix, digit)] = share
             else:
@@ -234,7 +237,8 @@ class _Splitting:
         size, kept = _norm(found.train), _norm(train)
         lost = math.sqrt(max(size - kept, 0.0)) * math.sqrt(size + kept)
         error = math.hypot(found.error, lost)
-        return dataclasses.replace(found, train=train, norm=kept, error=error, fits=False)
+        # The norm stays that of the patch before, which stands for f: errors are relative to f.
+        return dataclasses.replace(found, train=train, error=error, fits=False)
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
         """Estimates a function's norm on a patch of its domain from random entries."""
