@@ -1,8 +1,10 @@
 """MERA: against dense contraction, wiring of all kinds, causal cones, samples, bad input."""
 
 import copy
+import gc
 import math
 import pickle
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +206,44 @@ def test_refinement_takes_bare_transformations_and_complex_targets():
     options = {"value": value, "value_fn": loss}
     updates, _ = chained.update(gradient, chained.init(other), other, **options)
     assert float(loss(optax.apply_updates(other, updates))) < float(value)
+
+
+def test_refinement_reads_its_optimizer_in_every_call(rng):
+    """Optimisers whose attributes change, that cannot be hashed, and that nothing keeps alive."""
+
+    class Descent:
+        __hash__ = None  # type: ignore
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def init(self, params):
+            return ()
+
+        def __call__(self, gradients, state, params=None):
+            return jax.tree.map(lambda g: -self.rate * g, gradients), state
+
+        update = __call__
+
+    start = build(0, 4, {}, np.float64, rank=2)
+    target = mera.to_tt(build(1, 4, {}, np.float64, rank=2))
+    first, second = rng.uniform(0.01, 0.1, 2)
+    changed, fresh = Descent(first), Descent(second)
+    optimizers = [changed, optax.GradientTransformation(changed.init, changed), fresh]
+    found = []
+    for k, optimizer in enumerate(optimizers):
+        found.append(mera.refine(start, target, steps=1, optimizer=optimizer)[1].errors[1])
+        if k == 0:
+            changed.rate = second
+    assert found[1] == found[2] != found[0]
+    held = [weakref.ref(changed), weakref.ref(fresh)]
+    del changed, fresh, optimizers, optimizer
+    gc.collect()
+    assert [r() for r in held] == [None, None]
+    mera.refine(start, target, steps=1)
+    with compilations() as made:
+        mera.refine(start, target, steps=2)
+    assert not made
 
 
 def test_numpy_integers_are_integers():

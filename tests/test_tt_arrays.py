@@ -369,7 +369,7 @@ def test_derivatives_of_permuted_trains_of_lower_rank(rng):
 MOVED = {
     "mode_product": lambda t, w: tt.mode_product(t, w, 1),
     "tucker.mode_product": lambda t, w: tucker.mode_product(
-        tucker.Tucker(t, [jnp.ones((4, n), t.dtype) for n in t.shape]), jnp.ones((2, 4), t.dtype), 1),
+        tucker.Tucker(t, [jnp.ones((5, n), t.dtype) for n in t.shape]), w @ w.T, 1),
     "reshape": lambda t, w: tt.reshape(t, (t.shape[0] * t.shape[1], *t.shape[2:])),
     "permute": lambda t, w: tt.permute(t, (0, 2, 1, *range(3, t.order))),
 }  # fmt: skip
