@@ -273,7 +273,7 @@ class _Operator(NamedTuple):
     cores: list[np.ndarray]
     exponent: int
 
-    def unscaled(self, values: Sequence[float]) -> np.ndarray:
+    def unscaled(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Multiplies eigenvalues or residuals of the cores by the power that these leave out."""
         return linalg.scaled(np.asarray(values, np.float64), self.exponent)
 
