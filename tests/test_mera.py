@@ -1,8 +1,10 @@
 """MERA: against dense contraction, wiring of all kinds, causal cones, samples, bad input."""
 
 import copy
+import gc
 import math
 import pickle
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +206,42 @@ def test_refinement_takes_bare_transformations_and_complex_targets():
     options = {"value": value, "value_fn": loss}
     updates, _ = chained.update(gradient, chained.init(other), other, **options)
     assert float(loss(optax.apply_updates(other, updates))) < float(value)
+
+
+def test_refinement_reads_its_optimizer_in_every_call(rng):
+    """Optimisers whose attributes change, that cannot be hashed, and that nothing keeps alive."""
+
+    class Descent:
+        __hash__ = None  # type: ignore
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def init(self, params):
+            return ()
+
+        def __call__(self, gradients, state, params=None):
+            return jax.tree.map(lambda g: -self.rate * g, gradients), state
+
+        update = __call__
+
+    start = build(0, 3, {}, np.float64, rank=2)
+    target = mera.to_tt(build(1, 3, {}, np.float64, rank=2))
+    descent = Descent(float(rng.uniform(0.01, 0.1)))
+    before, after = mera.refine(start, target, steps=1, optimizer=descent)[1].errors
+    assert after < before - 1e-6
+    descent.rate = 0.0
+    pair = optax.GradientTransformation(descent.init, descent)
+    before, after = mera.refine(start, target, steps=1, optimizer=pair)[1].errors
+    assert after == pytest.approx(before, abs=1e-12)
+    held = weakref.ref(descent)
+    del descent, pair
+    gc.collect()
+    assert held() is None
+    mera.refine(start, target, steps=1)
+    with compilations() as made:
+        mera.refine(start, target, steps=2)
+    assert not made
 
 
 def test_numpy_integers_are_integers():

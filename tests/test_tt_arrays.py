@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt
+from tensorjax import tt, tucker
 from tests.oracles import cores, dense, error, norm, normal
 
 LONG = pytest.mark.slow  # compiling takes long
@@ -363,6 +364,40 @@ def test_derivatives_of_permuted_trains_of_lower_rank(rng):
     exact = jax.grad(lambda t: jnp.vdot(w, tt.to_dense(t).transpose(2, 0, 1)))(t)
     for a, b in zip(found.cores, exact.cores, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+MOVED = {
+    "mode_product": lambda t, w: tt.mode_product(t, w, 1),
+    "tucker.mode_product": lambda t, w: tucker.mode_product(
+        tucker.Tucker(t, [jnp.ones((5, n), t.dtype) for n in t.shape]), w @ w.T, 1),
+    "reshape": lambda t, w: tt.reshape(t, (t.shape[0] * t.shape[1], *t.shape[2:])),
+    "permute": lambda t, w: tt.permute(t, (0, 2, 1, *range(3, t.order))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_programs_of_moves_hold_no_more_operations_for_more_cores(rng, name):
+    """They compiled for seconds: exponents of all cores were computed for each of them."""
+
+    def program(f, shape, dtype):
+        t = drawn(rng, shape, dtype)
+        text = jax.jit(f).lower(t, normal(rng, (5, shape[1]), dtype)).as_text()
+        kinds = re.findall(r"stablehlo\.(\w+)", text)
+        return sorted(k for k in kinds if k not in ("reshape", "broadcast_in_dim", "constant"))
+
+    def derivative(t, w):
+        return jax.jvp(lambda c: MOVED[name](tt.TT([t.cores[0], c, *t.cores[2:]]), w),
+                       [t.cores[1]], [t.cores[1]])[1]  # fmt: skip
+
+    def batch(t, w):
+        return jax.vmap(MOVED[name], (None, 0))(t, jnp.stack([w, w]))
+
+    shape = tuple(rng.integers(2, 5, 4).tolist())
+    longer = shape + tuple(rng.integers(2, 5, int(rng.integers(4, 12))).tolist())
+    for f, dtype in [(MOVED[name], np.float32), (derivative, np.complex64), (batch, np.float32)]:
+        found = program(f, shape, dtype)
+        assert found == program(f, longer, dtype)
+        assert not {"bitcast_convert", "reduce"} & set(found)  # no exponents
 
 
 def test_products_and_means_in_range(rng):

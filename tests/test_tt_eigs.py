@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
+from tensorjax.tt._eigen.single_eigenpair import Search, judged
 from tests.oracles import DTYPES, compilations, dense, eps, error, norm, normal
 
 X, Z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0])
@@ -240,8 +241,55 @@ def test_pairs_do_not_depend_on_the_scale_of_the_operator(rng, order):
     skew = tt.random_matrix(jax.random.key(0), (2,) * order, (2,) * order, 2) * 1e290
     with pytest.raises(ValueError, match="expected a Hermitian operator"):
         tt.eigsh(skew, tol=1e-8)
-    with pytest.raises(OverflowError, match="float32 cannot hold its eigenvalues"):
-        tt.eigsh(tt.TTMatrix([c.astype(np.float32) * np.float32(1e15) for c in a.cores]), tol=1e-4)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_pairs_do_not_depend_on_the_scales_within_the_operator(rng, k):
+    """Blocks of cores moved in opposite ways, and indices of bonds, by powers that cancel."""
+    for order in (3, int(rng.integers(5, 8))):
+        a = tt.chain_operator(order, site=rng.standard_normal() * Z, bond=HEISENBERG)
+        wanted, _, info = tt.eigsh(a, k=k, tol=1e-7)
+        half, power = order // 2, int(rng.integers(150, 300)) * int(rng.choice([-1, 1]))
+        ends = [power] * half, [-power] * half
+        blocks = [*ends[0], *[0] * (order % 2), *ends[1]]
+        moved = [np.asarray(c) * 2.0**p for c, p in zip(a.cores, blocks, strict=True)]
+        gauged = [np.array(c) for c in a.cores]
+        for left, right in itertools.pairwise(gauged):
+            sizes = 2.0 ** rng.integers(-250, 250, len(right))
+            left *= sizes
+            right /= sizes[:, None, None, None]
+        for cores in (moved, gauged):
+            values, states, found = tt.eigsh(tt.TTMatrix(cores), k=k, tol=1e-7)
+            assert error(values, wanted) <= 1e-9 * norm(wanted)
+            assert (found.status, found.check) == ("converged", info.check)
+            assert (found.residual <= found.bound).all()
+            check(a, values, states, found, 1e-7)
+
+
+@pytest.mark.parametrize("order", [3, 6])
+def test_eigenvalues_that_the_dtype_cannot_hold_are_refused(rng, order):
+    a = tt.chain_operator(order, site=-Z, bond=HEISENBERG)
+    for dtype, low, top in ((np.float32, 39, 60), (np.float64, 309, 800)):
+        for sign, advice in ((1, "divide"), (-1, "multiply")):
+            power = sign * rng.uniform(low, top)
+            few = [(c * 10.0 ** (power / order)).astype(dtype) for c in a.cores]
+            with pytest.raises(OverflowError, match=f"{dtype.__name__} cannot .*; {advice}"):
+                tt.eigsh(tt.TTMatrix(few), k=2, tol=1e-4)
+    flat = tt.chain_operator(order, site=np.diag([0.0, 1.0]))  # the lowest value is 0
+    small = [(c * 10.0 ** (-30 / order)).astype(np.float32) for c in flat.cores]
+    value, _, info = tt.eigsh(tt.TTMatrix(small), tol=1e-4)
+    assert (abs(float(value[0])) <= 1e-35, info.status) == (True, "converged")
+
+
+def test_residuals_that_are_no_numbers_never_converge():
+    cores = [np.asarray(c, np.float64) for c in tt.chain_operator(4, site=Z).cores]
+    x = [np.full((1, 2, 1), 0.5**0.5)] * 4
+    for bad in (np.nan, 1e200):
+        options = dict.fromkeys(Search._fields) | {"dtype": np.float64, "tol": 1e-4}
+        search = Search(**options | {"operator": [bad * c for c in cores]})  # type: ignore
+        for status in ("converged", "energy"):
+            with np.errstate(all="ignore"):
+                assert judged(search, x, [], 1.0, status).status == "stalled"
 
 
 # Missed levels -----------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -270,7 +270,8 @@ def refine(
       steps: at most.
       stop: ends when a step lowers the error by less than this share of itself.
       optimizer: an optax.GradientTransformation for the isometries, put on the manifold by
-        `stiefel`; `conjugate_gradient` if None. The best MERA met is returned.
+        `stiefel`; `conjugate_gradient` if None, whose program is compiled once for every structure.
+        Those of others are compiled in every call. The best MERA met is returned.
       progress: called after each step with its number and the error.
 
     Returns:
@@ -311,7 +312,7 @@ def refine(
         raise ValueError("target: expected a train that is not zero")
     dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
     unit = target.astype(dtype) / size.astype(dtype)
-    method = _method(optimizer) if isinstance(optimizer, Hashable) else stiefel(optimizer)
+    method = _default() if optimizer is None else _stepping(stiefel(optimizer))
     best, errors, converged = _descend(m.astype(dtype), unit, method, steps, stop, progress)
     best = MERA._unchecked(best.layers, best.top * size.astype(dtype))
     dtype = jnp.promote_types(m.dtype, target.dtype)
@@ -319,7 +320,7 @@ def refine(
 
 
 def _descend(
-    m: MERA, unit: TT, method: Any, steps: int, stop: float, progress: Any
+    m: MERA, unit: TT, method: "_Method", steps: int, stop: float, progress: Any
 ) -> tuple[MERA, list[float], bool]:
     best, best_top, state, converged = m, None, method.init(m), False
     if steps == 0:
@@ -327,7 +328,7 @@ def _descend(
         return MERA._unchecked(m.layers, best_top), [_root(_missed(best_top))], converged
     errors, lowest = [], math.inf
     for number in range(1, steps + 1):
-        m, state, before, value, top = _step(m, state, unit, method)
+        m, state, before, value, top = method.step(m, state, unit)
         if number == 1:
             lowest = float(before)
             errors.append(_root(before))
@@ -344,28 +345,42 @@ def _descend(
     return MERA._unchecked(best.layers, best_top), errors, converged
 
 
-# The same optimiser makes the same functions: its program is compiled once for every structure.
-@functools.lru_cache(maxsize=16)
-def _method(optimizer: Any) -> Any:
-    return conjugate_gradient() if optimizer is None else stiefel(optimizer)
+class _Method(NamedTuple):
+    """Optimiser of a MERA's refinement: the function of its first state, and a compiled step.
+
+    Attributes:
+      init: returns the first state for a MERA.
+      step: takes a MERA, the state and the target; returns both after a step, the infidelities
+        before and after it, and the best top tensor after it.
+    """
+
+    init: Callable[[MERA], Any]
+    step: Callable[[MERA, Any, TT], tuple[MERA, Any, jax.Array, jax.Array, jax.Array]]
 
 
-# One program has all that a step needs: two more for the start and the end would cost seconds.
-@jax.jit(static_argnums=3)
-def _step(
-    m: MERA, state: Any, unit: TT, method: Any
-) -> tuple[MERA, Any, jax.Array, jax.Array, jax.Array]:
-    """Makes one step of a MERA's refinement; returns infidelities before and after, and the top."""
+def _stepping(optimizer: Optimizer) -> _Method:
+    # One program has all that a step needs: two more for the start and the end would cost seconds.
+    @jax.jit
+    def step(m: MERA, state: Any, unit: TT) -> tuple[MERA, Any, jax.Array, jax.Array, jax.Array]:
+        def infidelity(m: MERA) -> jax.Array:
+            return _missed(_best_top(m, unit))
 
-    def infidelity(m: MERA) -> jax.Array:
-        return _missed(_best_top(m, unit))
+        value, gradient = jax.value_and_grad(infidelity)(m)
+        gradient = jax.tree.map(jnp.conj, gradient)
+        update: Any = optimizer.update  # with more arguments than Optax's type of it has
+        updates, state = update(gradient, state, m, value=value, value_fn=infidelity)
+        moved = jax.tree.map(jnp.add, m, updates)
+        top = _best_top(moved, unit)
+        return moved, state, value, _missed(top), top
 
-    value, gradient = jax.value_and_grad(infidelity)(m)
-    gradient = jax.tree.map(jnp.conj, gradient)
-    updates, state = method.update(gradient, state, m, value=value, value_fn=infidelity)
-    moved = jax.tree.map(jnp.add, m, updates)
-    top = _best_top(moved, unit)
-    return moved, state, value, _missed(top), top
+    return _Method(optimizer.init, step)
+
+
+@functools.cache
+def _default() -> _Method:
+    # Its program is compiled once for every structure. Those of other optimisers are compiled in
+    # every call, which may find other attributes in them, and are freed with it.
+    return _stepping(conjugate_gradient())
 
 
 def _missed(top: jax.Array) -> jax.Array:

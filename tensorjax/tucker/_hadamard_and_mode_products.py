@@ -128,7 +128,8 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
 
     Raises:
       ValueError: the matrix has another number of columns. OverflowError: the dtype cannot hold the
-        product in as many arrays, outside jit.
+        product in as many arrays; under transformations, where no size is known, the one factor is
+        multiplied as it is, and what it cannot hold is Inf or 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,7 +144,7 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
     one("t", t)
     k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
-    if not is_in_range(t.factors[k], w):
+    if not _check.is_traced(t, w) and not is_in_range(t.factors[k], w):
         leaves, structure = jax.tree.flatten(t)
         arrays = times_in_range(leaves, len(leaves) - t.order + k, w, _times_factor, "t")
         return jax.tree.unflatten(structure, arrays)

@@ -28,7 +28,8 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
 
     Raises:
       ValueError: the matrix has another number of columns. OverflowError: the dtype cannot hold the
-        product in as many cores, outside jit.
+        product in as many cores; under transformations, where no size is known, the one core is
+        multiplied as it is, and what it cannot hold is Inf or 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -43,6 +44,8 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
     core = t.cores[k]
+    if _check.is_traced(t, w):
+        return _replaced(t, k, times_mode(core, w))
     if not is_in_range(core, w):
         return TT._unchecked(tuple(times_in_range(t.cores, k, w, times_mode, "t")))
 

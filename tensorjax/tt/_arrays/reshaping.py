@@ -41,7 +41,8 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
 
     Returns:
       Train of the kind of ``t``. Merged modes keep the ranks. Split ones get ranks as found, or,
-      under a transformation, the most that the modes allow: then the result is exact.
+      under a transformation, the most that the modes allow: then the result is exact. Cores are
+      multiplied as they are there, and a product that their dtype cannot hold is Inf or 0.
 
     Raises:
       ValueError: sizes do not match. TypeError: ``tol`` under a transformation. OverflowError: the
@@ -70,7 +71,9 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     if choose_kernel("tt.reshape", (t,)) is not NUMPY:
         cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
-        scaled = "merge" in _steps(given, asked)  # products of cores: of single ones none is needed
+        # Products of cores, of single ones none is needed. In programs exponents of all cores would
+        # take longer to compile than the products.
+        scaled = not _check.is_traced(t) and "merge" in _steps(given, asked)
         cores, exponent = near_one(cores) if scaled else (cores, 0)
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
         out = _train(type(t), shared_out(done, exponent) if scaled else done)
@@ -101,7 +104,8 @@ def permute(
 
     Returns:
       Train of the kind of ``t``. Ranks may grow much: a bond of the result can need the product of
-      those that the moved modes cross.
+      those that the moved modes cross. Under a transformation without ``rank``, neighbours are
+      multiplied as they are, and a product that their dtype cannot hold is Inf or 0.
 
     Raises:
       ValueError: no permutation. TypeError: ``tol`` under a transformation. OverflowError: the

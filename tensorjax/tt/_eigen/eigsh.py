@@ -19,7 +19,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._eigen.lowest_pairs_search import Check, Levels, find_levels
-from tensorjax.tt._eigen.single_eigenpair import Pair, Search, Status, Sweep, widened
+from tensorjax.tt._eigen.single_eigenpair import Search, Status, Sweep, widened
 from tensorjax.tt._inner_products.distance import _distance
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
@@ -35,9 +35,6 @@ _ADVICE = {
     "accuracy, try sites=2, another key or a better x0",
     "max_sweeps": "the sweeps did not suffice: raise max_sweeps, or go on from these trains as x0",
 }
-
-# Powers of two up to which an operator, and each of its cores, is used as it is.
-_HELD = 200
 
 _CHECKS = {
     "exhaustive": "none, by Lanczos or a dense eigensolver on the whole space",
@@ -175,7 +172,8 @@ def eigsh(
       TypeError: ``A`` or ``x0`` of the wrong kind, or traced: the ranks depend on the data.
       ValueError: A is not square or not Hermitian, NaN or Inf, x0 zero or of another shape, k
         larger than the space, tol below 10 eps, energy_tol not positive, options out of range.
-      OverflowError: eigenvalues that the dtype cannot hold.
+      OverflowError: eigenvalues that the dtype cannot hold, large ones and small ones; not those
+        that are zero to within roundoff of ‖A‖₂.
 
     Example:
       >>> import numpy as np
@@ -228,7 +226,7 @@ def eigsh(
     )
     levels = find_levels(search, [[widened(c, dtype) for c in t.cores] for t in starts], k)
     info = _info(levels, held, history, time.perf_counter() - start)
-    return *_answer(search, held, levels.pairs), info
+    return *_answer(search, held, levels), info
 
 
 def _info(levels: Levels, held: "_Operator", history: list[Sweep], seconds: float) -> EigInfo:
@@ -249,12 +247,18 @@ def _info(levels: Levels, held: "_Operator", history: list[Sweep], seconds: floa
     )
 
 
-def _answer(search: Search, held: "_Operator", pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
-    real = jnp.finfo(search.dtype).dtype
-    with np.errstate(over="ignore"):
-        found = held.unscaled([p.value for p in pairs]).astype(real)
-    if not np.isfinite(found).all():
-        raise OverflowError(f"A: {real} cannot hold its eigenvalues; divide A by a number first")
+def _answer(search: Search, held: "_Operator", levels: Levels) -> tuple[jax.Array, list[TT]]:
+    pairs, real = levels.pairs, jnp.finfo(search.dtype)
+    inside = np.array([p.value for p in pairs])
+    with np.errstate(over="ignore", under="ignore"):
+        found = held.unscaled(inside).astype(real.dtype)
+    small = np.abs(found) < real.smallest_normal
+    vanished = small & (np.abs(inside) > search.bound(0.0, levels.size, 0.0))
+    for refused, remedy in ((~np.isfinite(found), "divide"), (vanished, "multiply")):
+        if refused.any():
+            raise OverflowError(
+                f"A: {real.dtype} cannot hold its eigenvalues; {remedy} A by a number first"
+            )
     values = jax.device_put(found)
     cores = (on_device([c.astype(search.dtype) for c in p.cores]) for p in pairs)
     return values, [TT._unchecked(tuple(c)) for c in cores]
@@ -269,18 +273,19 @@ class _Operator(NamedTuple):
     cores: list[np.ndarray]
     exponent: int
 
-    def unscaled(self, values: Sequence[float]) -> np.ndarray:
+    def unscaled(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Multiplies eigenvalues or residuals of the cores by the power that these leave out."""
         return linalg.scaled(np.asarray(values, np.float64), self.exponent)
 
 
 def _in_range(cores: list[np.ndarray]) -> _Operator:
-    """Scales the cores of an operator so that squares of its eigenvalues and residuals are held."""
-    own = [linalg.exponent_of(c) for c in cores]
-    if max(map(abs, own)) <= _HELD and abs(sum(own)) <= _HELD:
-        return _Operator(cores, 0)
-    small, exponent = scaling.evened([c.reshape(len(c), -1, c.shape[-1]) for c in cores])
-    shaped = [s.reshape(c.shape) for s, c in zip(small, cores, strict=True)]
+    """Scales the bonds of an operator so that squares of its eigenvalues and residuals are held.
+
+    By powers of two, which change no digit, whatever the sizes of the cores are: they say nothing
+    of products of several cores, nor of terms whose sizes lie in opposite ways in them.
+    """
+    even, exponent = scaling.evened([c.reshape(len(c), -1, c.shape[-1]) for c in cores])
+    shaped = [s.reshape(c.shape) for s, c in zip(even, cores, strict=True)]
     return _Operator(shaped, exponent)
 
 

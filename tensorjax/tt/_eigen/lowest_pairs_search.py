@@ -60,10 +60,15 @@ Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
 
 
 class Levels(NamedTuple):
-    """Eigenpairs in ascending order, and how thoroughly lower ones were searched for."""
+    """Eigenpairs in ascending order, how thoroughly lower ones were searched for, and the norm.
+
+    Attributes:
+      size: the largest magnitude of an eigenvalue seen, a lower bound of ‖A‖₂.
+    """
 
     pairs: list[Pair]
     check: Check
+    size: float
 
 
 def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
@@ -71,14 +76,15 @@ def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
     size = math.prod(search.shape)
     fits = max(rank_bounds(search.shape), default=1) <= search.limit
     if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
-        return Levels(_dense_pairs(search, k), "exhaustive")
+        pairs, spread = _dense_pairs(search, k)
+        return Levels(pairs, "exhaustive", spread)
     finder = _Finder(search, k)
     for start in starts:
         finder.add_given(start)
     while len(finder.pairs) < k:
         finder.add()
     check = finder.complete()
-    return Levels(finder.pairs, check)
+    return Levels(finder.pairs, check, finder.spread)
 
 
 class _Finder:
@@ -240,8 +246,8 @@ def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Co
     return cores
 
 
-def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """Computes the k lowest eigenpairs of a small TT-matrix by a dense eigensolver, not by DMRG."""
+def _dense_pairs(search: Search, k: int) -> tuple[list[Pair], float]:
+    """Computes the k lowest eigenpairs of a small TT-matrix, and its norm, without DMRG."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
     w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())
@@ -251,4 +257,4 @@ def _dense_pairs(search: Search, k: int) -> list[Pair]:
         pairs.append(judged(search, cores, pairs, spread, "stalled"))
         seen = (pairs[-1].value, pairs[-1].residual, max(len(c) for c in cores), 0.0)
         search.report(Sweep(j, 0, *seen))
-    return pairs
+    return pairs, spread

@@ -252,7 +252,7 @@ class Course:
 
     def judge(self, residual: float) -> None:
         """Records an eigenpair's measured residual, and sets the status if DMRG has converged."""
-        if residual <= self.asked:
+        if residual <= self.asked < math.inf:
             self.status = "converged"
         elif self.fixed:
             self.status = "max_rank"
@@ -269,5 +269,8 @@ def judged(search: Search, cores: Cores, found: list[Pair], spread: float, statu
     residual = dmrg.residual(chain, value)
     scale = max([abs(value), *(abs(p.value) for p in found)])
     bound = search.allowed(scale, spread, residual)
-    status = "converged" if residual <= bound and apart else status
+    if residual <= bound < math.inf and apart:
+        status = "converged"
+    elif not math.isfinite(residual) or not math.isfinite(bound):
+        status = "stalled"
     return Pair(value, chain.cores, residual, bound, 0.0, 0, status)
