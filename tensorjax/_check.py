@@ -103,7 +103,7 @@ def representable(name: str, x: Any, dtype: Any = None) -> None:
         size = max(float(max(p.max(), -p.min())) for p in parts)
         fits = not float(limits.max) < size < math.inf
         tiny = 0 < size < float(limits.smallest_normal)
-        fits &= not tiny or (dtype is not None and bool(held_subnormal(kind, x).all()))
+        fits &= not tiny or (dtype is not None and bool(held_subnormal(kind, np.asarray(x)).all()))
     if not fits:
         got = f"{size:.3g}" if isinstance(size, float) else size
         raise ValueError(
