@@ -81,15 +81,19 @@ def representable(name: str, x: Any, dtype: Any = None) -> None:
     """Raises ValueError if a NumPy array is out of the range of a narrower dtype it is cast to.
 
     By default that is JAX's own, of 32 bits while jax_enable_x64 is off, where an overflow would
-    give Inf, an underflow zeros, and an integer another one. NaN and Inf pass.
+    give Inf, an underflow zeros, and an integer another one. NaN and Inf pass, and so does what a
+    given dtype holds exactly in subnormal numbers that no program flushes to zero.
     """
     if not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fciu" or not x.size:
         return
     kind = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype) if dtype is None else dtype)
-    if kind.itemsize >= x.dtype.itemsize:
+    whole = x.dtype.kind in "iu"
+    if whole and kind.kind not in "iu":
+        x, whole = x.astype(np.float64), False
+    if _bits(kind) >= _bits(x.dtype):
         return
     parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
-    if x.dtype.kind in "iu":
+    if whole:
         limits: Any = np.iinfo(kind)
         low, high = int(x.min()), int(x.max())
         fits = limits.min <= low and high <= limits.max
@@ -98,13 +102,41 @@ def representable(name: str, x: Any, dtype: Any = None) -> None:
         limits = jnp.finfo(kind)
         size = max(float(max(p.max(), -p.min())) for p in parts)
         fits = not float(limits.max) < size < math.inf
-        fits &= not 0 < size < float(limits.smallest_normal)
+        tiny = 0 < size < float(limits.smallest_normal)
+        fits &= not tiny or (dtype is not None and bool(held_subnormal(kind, np.asarray(x)).all()))
     if not fits:
         got = f"{size:.3g}" if isinstance(size, float) else size
         raise ValueError(
             f"{name}: expected numbers that {kind} holds, got {got} of {x.dtype}; scale them first"
-            + (", or call jax.config.update('jax_enable_x64', True)" if dtype is None else "")
+            + (
+                ", or call jax.config.update('jax_enable_x64', True)"
+                if dtype is None
+                else ", or take a wider dtype"
+            )
         )
+
+
+def _bits(dtype: Any) -> int:
+    """Returns the bits of each part of a floating or complex dtype; the bytes of an integer."""
+    return dtype.itemsize if dtype.kind in "iu" else int(jnp.finfo(dtype).bits)
+
+
+def held_subnormal(dtype: Any, x: np.ndarray) -> np.ndarray:
+    """Whether a dtype holds each entry of an array exactly, and subnormal ones in programs too.
+
+    XLA computes with float16 in single precision on CPUs, where its subnormal numbers are normal;
+    those of wider dtypes, and of bfloat16, it flushes to zero.
+    """
+    if not keeps_subnormal(dtype):
+        return np.zeros(x.shape, bool)
+    return np.asarray(x.astype(dtype).astype(x.dtype) == x)
+
+
+@functools.cache
+def keeps_subnormal(dtype: Any) -> bool:
+    """Whether the subnormal numbers of a dtype are normal in single precision."""
+    info = jnp.finfo(dtype)
+    return float(info.smallest_subnormal) >= float(jnp.finfo(np.float32).smallest_normal)
 
 
 def _remedy(dtype: Any) -> str:
@@ -127,7 +159,7 @@ def matrices(name: str, x: Any, *, square: bool = False, half: bool = True) -> N
     if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
         raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
     unmasked(name, x)
-    if not half and x.dtype.itemsize < 4:
+    if not half and x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
             f"{name}: expected single or double precision, got {x.dtype}, which LAPACK and XLA do "
             "not factorise; cast it by .astype(np.float32)"

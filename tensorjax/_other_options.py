@@ -2,15 +2,21 @@
 
 from collections.abc import Collection
 
-# Options that functions have in SciPy, torchTT, TT-Toolbox, teneva, t3f, quimb or ITensor.
+# Options that functions have in SciPy, torchTT, TT-Toolbox, teneva, t3f, quimb or ITensor: names
+# there, and by options here the hint for functions that have it (with "", for all functions).
 _ELSEWHERE = {
-    "accuracy cutoff eps epsilon rtol": "the relative error allowed is tol=",
-    "chi_max max_bond max_tt_rank maxdim r_max rmax": "TT-ranks are bounded by rank= where they "
-    "are static, by max_rank= in searches (tt.cross, tt.solve, tt.eigsh)",
-    "maxiter n_iter_max nswp": "the work is bounded by max_sweeps= or max_iterations=",
-    "random_state rng seed": "random numbers come from key=jax.random.key(0)",
-    "device": "jax.device_put moves a train to a device",
-    "initial_guess v0": "a search starts from x0=",
+    "accuracy cutoff eps epsilon rtol": {"tol": "the relative error allowed is tol="},
+    "chi_max max_bond max_tt_rank maxdim r_max rmax": {
+        "max_rank": "TT-ranks are bounded by max_rank=",
+        "rank": "TT-ranks are bounded by rank=, which are static",
+    },
+    "maxiter n_iter_max nswp": {
+        "max_sweeps": "the work is bounded by max_sweeps=",
+        "max_iterations": "the work is bounded by max_iterations=",
+    },
+    "random_state rng seed": {"key": "random numbers come from key=jax.random.key(0)"},
+    "device": {"": "jax.device_put moves a train to a device"},
+    "initial_guess v0": {"x0": "a search starts from x0="},
 }
 # Options that only one function has elsewhere.
 _OF_FUNCTIONS = {
@@ -28,13 +34,24 @@ _OF_FUNCTIONS = {
 }  # fmt: skip
 
 
-def explain(function: str, options: Collection[str], error: TypeError) -> None:
-    """Adds a hint to the error of a function that was called with an option it does not have."""
+def explain(
+    function: str, known: Collection[str], options: Collection[str], error: TypeError
+) -> None:
+    """Adds a hint to the error of a function that was called with an option it does not have.
+
+    Args:
+      function: its name.
+      known: names of the options that it has.
+      options: those that it was called with.
+      error: what Python raised.
+    """
     text = str(error)
     if not text.startswith(f"{function}() got an unexpected keyword argument"):
         return
-    for table in (_OF_FUNCTIONS.get(function, {}), _ELSEWHERE):
-        for names, hint in table.items():
-            if any(f"'{name}'" in text for name in names.split() if name in options):
-                error.add_note(hint)
-                return
+    own = {names: {"": hint} for names, hint in _OF_FUNCTIONS.get(function, {}).items()}
+    for names, hints in (*own.items(), *_ELSEWHERE.items()):
+        if any(f"'{name}'" in text for name in names.split() if name in options):
+            for option, hint in hints.items():
+                if not option or option in known:
+                    error.add_note(hint)
+                    return

@@ -17,6 +17,7 @@ function has a rule of its own).
 
 import contextlib
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,8 @@ def _placed(function: Callable[..., Any], rule: Rule) -> Any:
                 return run(bound, args, options)
             return _in_auto_mode(run, mesh, rule, args, options)
         except TypeError as error:
-            _other_options.explain(function.__name__, options, error)
+            known = inspect.signature(function).parameters if options else ()
+            _other_options.explain(function.__name__, known, options, error)
             raise
 
     wrapped.is_placed = True  # type: ignore[attr-defined]

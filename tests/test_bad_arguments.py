@@ -109,6 +109,10 @@ def test_batches_of_keys_and_matrices_in_half_precision_are_named():
             for a in (np.ones((2, 2), dtype), jnp.ones((2, 2), dtype)):
                 with pytest.raises(TypeError, match=r"a: expected single or double precision"):
                     f(a)
+    for dtype in (np.int8, np.int16, np.uint8):
+        for f in (linalg.svd, linalg.qr, linalg.eigh):
+            for a in (np.eye(2, dtype=dtype), jnp.eye(2, dtype=dtype))[: 1 + (f is linalg.qr)]:
+                assert abs(np.abs(f(a)[1]).sum() - 2) <= 1e-6
 
 
 def test_masked_entries_do_not_count_as_data():

@@ -1,6 +1,7 @@
 """What an import loads, what is said where an extra is missing, what `dir` and reports show."""
 
 import importlib
+import inspect
 import os
 import pickle
 import pydoc
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _version_report, contract, tt
+from tensorjax import _extras, _native, _other_options, _version_report, contract, tt
 from tensorjax.tt import _other_names
 from tests.public_surface import PACKAGES, module
 
@@ -254,6 +255,7 @@ def test_names_of_other_libraries_are_none_of_ours() -> None:
         (lambda: tt.solve(tt.identity((2,)), tt.ones((2,)), tol=1e-3, nswp=3), "max_sweeps="),
         (lambda: tt.round(tt.ones((2, 2)), eps=1e-3), "is tol="),
         (lambda: tt.round(tt.ones((2, 2)), rmax=2), "by rank="),
+        (lambda: tt.cross(np.sum, (2, 2), tol=1e-3, rmax=2), "by max_rank="),
         (lambda: contract.einsum("i->", jnp.ones(2), dtype="float32"), "preferred_element_type="),
     ],
 )
@@ -263,8 +265,24 @@ def test_options_of_other_libraries_lead_to_ours(call: Any, hint: str) -> None:
     assert hint in "".join(found.value.__notes__)
 
 
+def test_hints_name_options_that_the_function_has() -> None:
+    for name in tt.__all__:
+        function = getattr(tt, name)
+        if not hasattr(function, "is_placed"):
+            continue
+        known = inspect.signature(function).parameters
+        for theirs in " ".join(_other_options._ELSEWHERE).split():
+            problem = TypeError(f"{name}() got an unexpected keyword argument '{theirs}'")
+            _other_options.explain(name, known, [theirs], problem)
+            for option in re.findall(r"(\w+)=", "".join(getattr(problem, "__notes__", ()))):
+                assert option in known, (name, theirs)
+
+
 def test_other_unknown_options_and_errors_have_no_hint() -> None:
-    for call in (lambda: tt.round(tt.ones((2,)), other=1), lambda: tt.round(3, tol=1e-3)):
+    for call in (
+        lambda: tt.round(tt.ones((2,)), other=1), lambda: tt.round(3, tol=1e-3),
+        lambda: tt.norm(tt.ones((2,)), rtol=1),
+    ):  # fmt: skip
         with pytest.raises(TypeError) as found:
             call()
         assert not hasattr(found.value, "__notes__")

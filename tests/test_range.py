@@ -87,14 +87,20 @@ def test_scalars_that_the_dtype_does_not_hold(rng, dtype):
             tt.linear_combination([small, large], [1.0, weight])
 
 
-def of_norm_beyond_half(seed):
-    """A train of signs whose entries float16 holds, and its norm not; and its dense array."""
+def of_norm_beyond_half(seed, first=False):
+    """A train of signs whose entries float16 holds, and its norm not; and its dense array.
+
+    With ``first`` only its first core is not one of ones.
+    """
     shape = (4, 5, 4)
     rng = np.random.default_rng(seed)
     signs = [rng.choice([-1.0, 1.0], n) for n in shape]
     size = float(rng.uniform(2e4, 6e4))
     place = int(rng.integers(3))
     vectors = [s * (size if k == place else 1.0) for k, s in enumerate(signs)]
+    if first:
+        vectors[0] = size * signs[0]
+        vectors[1:] = [np.ones(n) for n in shape[1:]]
     x = tt.rank_one([v.astype(np.float16) for v in vectors])
     return x, multiplied([np.asarray(c).astype(np.float64) for c in x.cores]).reshape(shape)
 
@@ -118,9 +124,6 @@ HALF = {
     "tucker.orthogonalize": lambda x: tucker.to_tt(
         tucker.orthogonalize(tucker.mode_product(TUCKER_ONE, jnp.diag(x.cores[0][0, :, 0]), 0))),
 }  # fmt: skip
-BY_DATA = ("tol=", "tucker")
-
-
 COMPILED = ("linear_combination(rank=)", "tt_to_tucker(rank=)", "tucker.round")
 
 
@@ -129,20 +132,16 @@ COMPILED = ("linear_combination(rank=)", "tt_to_tucker(rank=)", "tucker.round")
 )
 def test_norms_that_half_precision_does_not_hold_are_shared(name):
     for seed in range(2):
-        x, exact = of_norm_beyond_half(seed)
-        if name.startswith("tucker."):
-            x = tt.TT([x.cores[0], *(jnp.ones_like(c) for c in x.cores[1:])])
-            exact = multiplied([np.asarray(c).astype(np.float64) for c in x.cores])
-            exact = exact.reshape(x.shape)
+        x, exact = of_norm_beyond_half(seed, first="tucker." in name)
         found = HALF[name](x)
         assert found.dtype == np.float16
         assert error(dense(found), exact) <= 0.02 * norm(exact), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in HALF if not any(d in n for d in BY_DATA)])
+@pytest.mark.parametrize("name", [n for n in HALF if "tol=" not in n])
 def test_norms_that_half_precision_does_not_hold_are_shared_in_programs(name):
-    x, exact = of_norm_beyond_half(2)
+    x, exact = of_norm_beyond_half(2, first="tucker." in name)
     assert error(dense(jax.jit(HALF[name])(x)), exact) <= 0.02 * norm(exact)
 
 
@@ -186,6 +185,7 @@ DATA = {
     "mera.expectation": lambda x: mera.expectation(
         mera.random(jax.random.key(0), (2,) * 4, 2), x[:2, :2], 0),
     "einsum": lambda x: contract.einsum("ij->i", x),
+    "einsum of a number": lambda x: contract.einsum(",->", float(np.abs(x).max()), 2.0),
 }  # fmt: skip
 
 
@@ -201,6 +201,35 @@ def test_data_beyond_single_precision_are_refused_where_they_become_that(rng, na
                 DATA[name](x * 10.0**power)
         x[0, 0] = 1e-60  # beside others that are in range: zero to within roundoff
         DATA[name](x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.float16])
+def test_functions_on_quantics_grids_in_dtypes_that_do_not_hold_them(rng, dtype):
+    """What is not to be held is refused; what one core does not hold all share."""
+    name, eps = np.dtype(dtype).name, np.finfo(dtype).eps
+    for power in rng.integers(40, 300, 2) * [1, -1]:
+        with pytest.raises(ValueError, match=f"value: expected numbers that {name} holds, got"):
+            tt.quantics.constant(GRID, 10.0**power, dtype=dtype)
+        rate = float(np.sign(power) * rng.uniform(0.3, 1))
+        with pytest.raises(OverflowError, match=f"dtype: {name} cannot hold the result in 3 cores"):
+            tt.quantics.exponential(tt.quantics_grid(1000.0, 1001.0, 3), rate, dtype=dtype)
+    length, bits = (1.0, int(rng.integers(15, 40))) if dtype is np.float16 else (1e-30, 50)
+    w = tt.quantics.weights(tt.quantics_grid(0.0, length, bits), dtype=dtype)
+    total = np.prod([np.asarray(c).astype(np.complex128).sum() for c in w.cores])
+    assert abs(total - length) <= bits * eps * length * (length != 1)
+    one = tt.quantics_grid(0.0, 1.0, 1)
+    tiny = 2.0 ** int(rng.integers(-24, -15))
+    if dtype is np.float16:  # in whose programs subnormal numbers are normal ones
+        found = tt.quantics.constant(one, tiny, dtype=dtype).cores[0]
+        np.testing.assert_array_equal(np.asarray(found, np.float64), tiny)
+    for lost in (tiny * 1.0001, 1e-40) if dtype is np.float16 else (2.0**-130,):
+        with pytest.raises(ValueError, match=f"{name} holds, got"):
+            tt.quantics.constant(one, lost, dtype=dtype)
+    with jax.enable_x64(False):
+        assert contract.einsum("i,->", np.full(2, 1, dtype), 2.0) == 4
+        for number in (1e60, 1e-60, 10**60):
+            with pytest.raises(ValueError, match=f"operand 1: expected numbers that {name} holds"):
+                contract.einsum("i,->", np.ones(2, dtype), number)
 
 
 def test_integers_beyond_32_bits_are_refused_where_they_become_that(rng):
@@ -933,7 +962,47 @@ def test_trains_that_fewer_cores_cannot_hold_are_refused(rng, sign):
     given, _ = of_powers(rng, rng.integers(100, 120, 4) * sign)
     with pytest.raises(OverflowError, match=r"cannot hold the cores .* tt\.normalize"):
         tt.reshape(tt.TT(given), (6, 4))
-    if sign > 0:
-        full, w = [jnp.full_like(c, 3e38) for c in given], np.full((5, 3), 9, np.float32)
-        with pytest.raises(OverflowError, match="with the matrix in 4 arrays"):
-            tt.mode_product(tt.TT(full), w, 1)
+    number = float(10.0 ** (sign * rng.uniform(5, 30)))
+    full = tt.TT([jnp.full_like(c, 3e38 if sign > 0 else 1.2e-38) for c in given])
+    w = np.full((5, 3), number, np.float32)
+    with pytest.raises(OverflowError, match="with the matrix in 4 arrays"):
+        tt.mode_product(full, w, 1)
+    factors = [jnp.full((n, 1), c[0, 0, 0]) for n, c in zip(SHAPE, full.cores, strict=True)]
+    core = jnp.full((1,) * 4, full.cores[0][0, 0, 0])
+    with pytest.raises(OverflowError, match="with the matrix in 5 arrays"):
+        tucker.mode_product(tucker.Tucker(core, factors), w, 1)
+    for call, match in (
+        (lambda: full * number, "factor: .* times this TT is out of the range"),
+        (lambda: full / (1 / number), "divisor: this TT over .* is out of the range"),
+    ):
+        with pytest.raises(OverflowError, match=match):
+            call()
+
+
+def test_products_that_are_zero_or_of_subnormal_cores(rng):
+    small = [jnp.full((1, 3, 1), 1e-38, jnp.float32)] * 4
+    for w in (np.zeros((1, 3), np.float32), np.array([[1e-30, -1e-30, 0]], np.float32)):
+        assert not any(np.asarray(tt.mode_product(tt.TT(small), w, 1).cores[1]).ravel())
+    large = [small[0] * 0 + np.float32(10.0 ** rng.uniform(20, 35)) for _ in range(2)]
+    x = tt.TT([np.full((1, 3, 1), 1e-40, np.float32), *large])
+    w = np.eye(3, dtype=np.float32)
+    exact = multiplied([np.asarray(c, np.float64) for c in x.cores])
+    made = multiplied([np.asarray(c, np.float64) for c in tt.mode_product(x, w, 0).cores])
+    assert error(made, exact) <= 1e-4 * norm(exact)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.float16, jnp.bfloat16])
+def test_scalars_far_from_one_compile_nothing_where_one_core_holds_them(rng, dtype):
+    x = tt.TT([c.astype(dtype) for c in cores(rng, (3, 2, 2), 2, np.float32)])
+    exact = multiplied([np.asarray(c).astype(np.complex128) for c in x.cores])
+    eps, most = float(jnp.finfo(dtype).eps), 4.0 if dtype is np.float16 else 30.0
+    jax.block_until_ready(((x * 2.0).cores, (x / 2.0).cores))
+    for power in (10.0 ** rng.uniform(most / 2, most, 2)).tolist():
+        with compilations() as programs:
+            found = [(x * power, power), (x * (1 / power), 1 / power), (x / power, 1 / power),
+                     (x / (1 / power), power)]  # fmt: skip
+        assert not programs, power
+        for t, factor in found:
+            made = multiplied([np.asarray(c).astype(np.complex128) for c in t.cores])
+            assert t.dtype == x.dtype
+            assert error(made, exact * factor) <= 4 * eps * norm(exact * factor)

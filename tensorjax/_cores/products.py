@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _native
 from tensorjax._cores.contractions import einsum
-from tensorjax._cores.scaling import evening, shared_out
+from tensorjax._cores.scaling import cast, evening, shared_out
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
@@ -161,22 +161,43 @@ def times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times, na
       name: of the tensor, for the error.
 
     Raises:
-      OverflowError: concrete finite arrays, whose product the dtype cannot hold in as many.
+      OverflowError: concrete finite arrays on a CPU, whose product the dtype cannot hold in as
+        many: one would be infinite, or zero though it is not.
     """
     out = _times_in_range(tuple(arrays), at, matrix, times)
-    hosted = choose_kernel("tt.mode_product", out) is NUMPY
-    if hosted and not _are_finite(out) and _are_finite([*arrays, matrix]):
-        raise OverflowError(
-            f"{name}: {matrix.dtype} cannot hold the product with the matrix in {len(out)} arrays; "
-            "scale the tensor or the matrix first, or cast them to a wider dtype"
-        )
-    return out
+    if choose_kernel("tt.mode_product", out) is not NUMPY:
+        return out
+    if all(map(_is_in_use, out)) or not _are_finite([*arrays, matrix]):
+        return out
+    # Something is infinite or zero: known from the product in double precision whether rightly.
+    wide = np.complex128 if matrix.dtype.kind == "c" else np.float64
+    small, exponents = zip(
+        *(normalized(np.asarray(a).astype(wide)) for a in (*arrays, matrix)), strict=True
+    )
+    small = [*small[:at], times(small[at], small[-1]), *small[at + 1 : -1]]
+    if not all(c.any() for c in small):
+        return out
+    refused = (
+        f"{name}: {matrix.dtype} cannot hold the product with the matrix in {len(out)} arrays; "
+        "scale the tensor or the matrix first, or cast them to a wider dtype"
+    )
+    held = cast(small, sum(exponents), matrix.dtype, refused)
+    least = int(jnp.finfo(matrix.dtype).minexp)
+    if min(map(exponent_of, held)) <= least:  # subnormal: digits are lost, and programs flush it
+        raise OverflowError(refused)
+    return [jnp.asarray(c) for c in held]
 
 
 @jax.jit(static_argnums=(1, 3))
 def _times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times) -> Cores:
     (array, own), (small, e) = normalized(arrays[at]), normalized(matrix)
     return shared_out([*arrays[:at], times(array, small), *arrays[at + 1 :]], own + e, at=at)
+
+
+def _is_in_use(array: Any) -> bool:
+    """Whether a concrete array is finite and not zero."""
+    host = np.asarray(array)
+    return bool(np.isfinite(host).all() and host.any())
 
 
 def _are_finite(arrays: Sequence[Any]) -> bool:

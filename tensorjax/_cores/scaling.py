@@ -35,19 +35,27 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     *first, last = cores
     if fit[0] < exponent + exponent_of(last) < fit[1]:
         return [*first, scaled(last, exponent)]
+    return _evenly_scaled(cores, exponent)
+
+
+def _evenly_scaled(cores: Cores, exponent: int) -> Cores:
+    """Scales host cores by 2^exponent so that all have one size."""
     small = [normalized(c) for c in cores]
     shares = evenly(exponent + sum(e for _, e in small), len(cores))
     return [scaled(c, share) for (c, _), share in zip(small, shares, strict=True)]
 
 
 def cast(cores: Cores, exponent: int, dtype: Any, refused: str) -> Cores:
-    """Scales host cores by 2^exponent, shared where the last cannot hold it, and casts them.
+    """Scales host cores by 2^exponent, shared where one cannot hold its size, and casts them.
 
     Raises:
       OverflowError: with the message ``refused``, where the dtype cannot hold the cores even then:
         one is infinite, or one that was not zero has vanished.
     """
+    least, most = int(jnp.finfo(dtype).minexp), exponents_held(dtype)[1]
     out = balanced(cores, exponent, fit=exponents_held(dtype))
+    if not all(least < exponent_of(c) <= most for c in out):
+        out = _evenly_scaled(cores, exponent)
     with np.errstate(over="ignore", under="ignore"):
         narrow = [c.astype(dtype) for c in out]
     pairs = zip(cores, narrow, strict=True)

@@ -27,8 +27,14 @@ from tensorjax._formats.array_protocol import (
     package,
     unknown,
 )
+from tensorjax._formats.scalar_range import on_one_cpu
 from tensorjax._typing import DType, Scalar
-from tensorjax.linalg._powers_of_two import scalar_near_one, scaled
+from tensorjax.linalg._powers_of_two import (
+    exponent_of,
+    exponents_held,
+    scalar_near_one,
+    scaled,
+)
 
 
 class Scalable(NoArray):
@@ -194,8 +200,9 @@ def multiplied(x: Any, factor: Any) -> Any:
 
     Raises:
       TypeError: no number. ValueError: an array with axes; a number of Python or NumPy that is
-        infinite. OverflowError: one so large that the arrays of the result cannot hold it. With an
-        infinite number of JAX, entries are NaN or Inf; with NaN all are NaN.
+        infinite. OverflowError: one so large, or on a CPU so small, that the arrays of the result
+        cannot hold it. With an infinite number of JAX, entries are NaN or Inf; with NaN all are
+        NaN.
     """
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
@@ -211,26 +218,89 @@ def multiplied(x: Any, factor: Any) -> Any:
             f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
         )
 
-    out = x._carry(lambda a: a * number, dtype)  # numbers of Python are weak: the array's dtype
-    return _shifted(x, out, exponent, factor) if exponent else out
+    def times(a: Any) -> Any:
+        return a * number  # numbers of Python are weak: the array's dtype
+
+    if not exponent:
+        return x._carry(times, dtype)
+    what = f"factor: {_check.short(factor)} times this {type(x).__name__}"
+    return _far_scaled(x, times, exponent, dtype, what)
 
 
-def _shifted(x: Any, out: Any, exponent: int, factor: Any) -> Any:
-    """Multiplies a tensor by 2^exponent in an operator, or raises OverflowError if too large."""
-    moved = out._shift(exponent)
-    arrays = jax.tree.leaves(moved)
+def _far_scaled(x: Any, f: Callable[[Any], Any], exponent: int, dtype: Any, what: str) -> Any:
+    """Multiplies a tensor by f and 2^exponent in an operator: in one array if that holds it.
+
+    Else all of them share it; on accelerators and under transformations XLA decides.
+
+    Args:
+      x: tensor.
+      f: multiplies an array by a number in [1/2, 1].
+      exponent: what is left of the scalar.
+      dtype: of the result.
+      what: beginning of the error's message.
+
+    Raises:
+      OverflowError: the arrays cannot hold the result: one became infinite, or on a CPU zero.
+    """
+    held = True
+
+    def moved(a: Any) -> Any:
+        nonlocal held
+        held = held and _is_held(a, exponent)
+        return _moved(f(a), exponent) if held else a
+
+    alone = x._carry(moved, dtype)
+    if held:
+        return alone
+    shared = x._carry(f, dtype)._shift(exponent)
+    before, arrays = jax.tree.leaves(x), jax.tree.leaves(shared)
     if _check.is_traced(arrays) or not all(
         getattr(a, "is_fully_addressable", True) for a in arrays
     ):
-        return moved
-    if all(np.isfinite(np.asarray(a)).all() for a in arrays):
-        return moved
-    if all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(x)):
+        return shared
+    infinite = exponent > 0 and not _are_finite(arrays) and _are_finite(before)
+    # A CPU's arrays are read without a transfer.
+    if infinite or (all(map(_on_cpu, arrays)) and _have_vanished(before, arrays)):
         raise OverflowError(
-            f"factor: {_check.short(factor)} times this {type(x).__name__} is out of the range of "
-            f"its {len(arrays)} arrays of {jnp.dtype(out.dtype).name}"
+            f"{what} is out of the range of its {len(arrays)} arrays of {jnp.dtype(dtype).name}; "
+            "cast it to a wider dtype, or keep the scalar apart"
         )
-    return moved
+    return shared
+
+
+def _on_cpu(a: Any) -> bool:
+    return isinstance(a, np.ndarray) or on_one_cpu(a)
+
+
+def _is_held(a: Any, exponent: int) -> bool:
+    """Whether an array is known to hold itself times 2^exponent: concrete, and on a CPU."""
+    if _check.is_traced(a) or not _on_cpu(a):
+        return False
+    host = np.asarray(a)
+    low, high = exponents_held(host.dtype)
+    least = int(jnp.finfo(host.dtype).minexp)
+    low = least if _check.keeps_subnormal(host.dtype) else low
+    size = exponent_of(host)
+    return (least < size and low < size + exponent < high) or not host.any()
+
+
+def _moved(a: Any, exponent: int) -> Any:
+    """Multiplies an array by 2^exponent where it holds the result; compiles nothing for it."""
+    most = exponents_held(a.dtype)[1] - 1
+    while exponent:
+        step = max(-most, min(most, exponent))
+        a, exponent = a * 2.0**step, exponent - step
+    return a
+
+
+def _are_finite(arrays: Any) -> bool:
+    return all(bool(np.isfinite(np.asarray(a)).all()) for a in arrays)
+
+
+def _have_vanished(before: Any, after: Any) -> bool:
+    """Whether arrays of a tensor became zero, of which none was: the tensor was not zero."""
+    some = [bool(np.asarray(a).any()) for a in after]
+    return not all(some) and all(bool(np.asarray(a).any()) for a in before)
 
 
 def in_range(factor: Any, dtype: Any) -> bool:
@@ -243,6 +313,8 @@ def divided(x: Any, divisor: Any) -> Any:
 
     Raises:
       ZeroDivisionError: a divisor of Python or NumPy is zero; of JAX, entries are NaN or Inf.
+      OverflowError: one so small, or on a CPU so large, that the arrays of the result cannot hold
+        it.
     """
     if _is_zero(divisor):
         raise ZeroDivisionError(
@@ -252,14 +324,18 @@ def divided(x: Any, divisor: Any) -> Any:
     dtype = promoted(x.dtype, divisor)
     _check.held("x", x)
     number, exponent = _prepared(divisor, dtype)
-    if exponent > 0:
+    if exponent:
         number, exponent = 2 * number, exponent - 1  # above one: no quotient overflows
-    if isinstance(number, float) and dtype.kind != "c":
-        out = x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
-    else:
+    if not isinstance(number, float) or dtype.kind == "c":
         number = number if isinstance(number, jax.Array) else np.asarray(number, dtype)
-        out = x._carry(lambda a: _quotient(a, number), dtype)
-    return out._shift(-exponent) if exponent else out
+
+    def over(a: Any) -> Any:  # a float is a normal number: nothing to heed
+        return a / number if isinstance(number, float) else _quotient(a, number)
+
+    if not exponent:
+        return x._carry(over, dtype)
+    what = f"divisor: this {type(x).__name__} over {_check.short(divisor)}"
+    return _far_scaled(x, over, -exponent, dtype, what)
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:

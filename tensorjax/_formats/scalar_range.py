@@ -29,7 +29,7 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
         norms of its factors (Cauchy–Schwarz); called for 0 and infinity only.
       remedy: what to do instead, for the error.
     """
-    if _check.is_traced(value) or value.ndim or not _on_one_cpu(value):
+    if _check.is_traced(value) or value.ndim or not on_one_cpu(value):
         return value
     number = value.item()
     infinite = cmath.isinf(number)
@@ -49,7 +49,8 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
     return value
 
 
-def _on_one_cpu(value: Any) -> bool:
+def on_one_cpu(value: Any) -> bool:
+    """Whether a concrete JAX array, of a scalar or of a tensor, lies on a single CPU device."""
     if _placement._is_alone():
         return True
     devices = value.devices()

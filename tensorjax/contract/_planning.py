@@ -185,6 +185,19 @@ class Plan:
                 )
             _check.unmasked(f"operand {i}", x)
             _check.representable(f"operand {i}", x)
+        weak = [i for i, x in enumerate(arrays) if type(x) in (int, float, complex)]
+        if weak:
+            self._check_weak(weak, arrays)
+
+    def _check_weak(self, weak: list[int], arrays: tuple[Any, ...]) -> None:
+        """Checks that numbers of Python fit into the operands' common dtype."""
+        with jax.numpy_dtype_promotion("standard"):
+            common = jnp.result_type(*arrays)
+        if not jnp.issubdtype(common, jnp.inexact):
+            return  # JAX raises for an integer beyond its own
+        for i in weak:
+            kind = np.complex128 if isinstance(arrays[i], complex) else np.float64
+            _check.representable(f"operand {i}", np.asarray(arrays[i], kind), common)
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
         """Returns a contraction plan's program for symbolic sizes (`jax.export`)."""
@@ -333,7 +346,7 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     for name in options:
         if name not in _EINSUM_OPTIONS:
             error = TypeError(f"einsum() got an unexpected keyword argument {name!r}")
-            _other_options.explain("einsum", options, error)
+            _other_options.explain("einsum", _EINSUM_OPTIONS, options, error)
             raise error
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))

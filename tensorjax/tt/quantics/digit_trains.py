@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import scaling
 from tensorjax._cores.contractions import absorb, einsum, join, merge, times_right
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt.quantics.grids import QuanticsGrid, digits_of, fused_counts, grid_places
@@ -140,9 +141,28 @@ def like(constants: Any, x: Any) -> Any:
 def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:
     """Assembles a TT or TT-matrix from cores over digits, fused in the order of its grid."""
     dtype = _check.inexact_dtype(dtype)
-    for core in cores:
-        _check.representable("a core of the result", core, dtype)
-    return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in fused(grid, cores)))
+    whole = fused(grid, cores)
+    if all(map(linalg.is_host, whole)):
+        whole = _narrowed(whole, dtype)
+    return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in whole))
+
+
+def _narrowed(cores: list[Any], dtype: Any) -> list[Any]:
+    """Casts host cores to a narrower dtype, which all share the size that one cannot hold."""
+    info = jnp.finfo(dtype)
+    if all(jnp.finfo(c.dtype).bits <= info.bits for c in cores):
+        return cores
+    refused = (
+        f"dtype: {jnp.dtype(dtype).name} cannot hold the result in {len(cores)} cores; take a "
+        "wider one (float64 needs jax.config.update('jax_enable_x64', True)), or scale the function"
+    )
+    out = scaling.cast(cores, 0, dtype, refused)
+    least = float(info.smallest_normal)
+    for given, core in zip(cores, out, strict=True):
+        exact = _check.held_subnormal(dtype, given).all() and (core == given).all()
+        if 0 < float(np.abs(core).max()) < least and not exact:
+            raise OverflowError(refused)
+    return out
 
 
 def train(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TT:

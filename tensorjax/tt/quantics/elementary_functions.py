@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
@@ -28,7 +29,8 @@ def constant(grid: QuanticsGrid, value: Scalar = 1.0, *, dtype: DTypeLike | None
       TT of the grid's shape, TT-ranks one.
 
     Raises:
-      TypeError: a complex value and a real dtype, or no grid.
+      TypeError: a complex value and a real dtype, or no grid. ValueError: a value that the dtype
+        cannot hold.
 
     Example:
       >>> from tensorjax import tt
@@ -41,6 +43,7 @@ def constant(grid: QuanticsGrid, value: Scalar = 1.0, *, dtype: DTypeLike | None
     x, kind = parameter("value", value, dtype)
     if x.shape:
         raise ValueError(f"value: expected a scalar, got shape {x.shape}")
+    _check.representable("value", x, kind)
     cores = [like(np.ones((1, grid.base, 1)), x) for _ in grid_places(checked_grid(grid))]
     return train(grid, [cores[0] * x, *cores[1:]], kind)
 
@@ -136,6 +139,7 @@ def exponential(grid: QuanticsGrid, rates: ArrayLike, *, dtype: DTypeLike | None
 
     Raises:
       ValueError: another number of rates. TypeError: no grid, a real dtype for complex rates.
+      OverflowError: the dtype cannot hold the function in the cores, outside transformations.
 
     Example:
       >>> import numpy as np
