@@ -458,7 +458,7 @@ def check_drawn(draw, seed):
     assert all(np.isfinite(np.asarray(c)).all() for c in t.cores)
     assert info.evaluations <= options.get("max_evaluations", math.inf)
     assert max(t.ranks) <= options.get("max_rank", math.inf)
-    assert info.error_std > 0 or info.evaluations == math.prod(shape) or info.status == "budget"
+    assert info.error_std > 0 or info.held_out == math.prod(shape) or info.status == "budget"
     wrong = relative_error(t, f, shape)
     if info.status == "converged":
         # Indicators may be wrong at fewer entries than any sample shows: the error's bound says so.

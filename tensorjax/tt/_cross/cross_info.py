@@ -52,7 +52,7 @@ class CrossInfo:
         such a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.
       evaluations: multi-indices at which f was evaluated: all different, held-out ones included,
-        unless ``cache`` was too small for them.
+        but for eight that tell whether f has a state, and where ``cache`` was too small.
       cache_hits: entries that were asked for again and taken from memory.
       sweeps: half-sweeps over the bonds.
       ranks: TT-ranks of the result.
