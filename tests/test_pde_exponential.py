@@ -138,7 +138,7 @@ def test_a_run_is_stiff_where_an_exponential_step_of_four_times_the_length_is_ac
         assert run._unanswered == again
 
 
-@pytest.mark.parametrize("seed", [14, 15])
+@pytest.mark.parametrize("seed", [9, 14])
 def test_noise_far_out_takes_no_part_in_the_covariance(seed: int):
     """Two temperatures, and a tol at which tails of rounding would outweigh the density's."""
     rng = np.random.default_rng(seed)
@@ -154,4 +154,4 @@ def test_noise_far_out_takes_no_part_in_the_covariance(seed: int):
     assert moments is not None
     known = moments[2]
     width = np.sqrt(np.diag(known))
-    assert np.abs((covariance - known) / np.outer(width, width)).max() < 1e-4
+    assert np.abs((covariance - known) / np.outer(width, width)).max() < 3e-5
