@@ -25,10 +25,9 @@ from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
 from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _born_sampling, _products, _products_on_host
+from tensorjax.tt import _born_sampling, _inner_products, _overlaps, _products, _products_on_host
 from tensorjax.tt._arrays import mode_contraction, reshaping
 from tensorjax.tt._evaluation import entries_on_host, evaluate
-from tensorjax.tt._inner_products import inner, norms, overlaps_on_host
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _rounding as tucker_rounding
@@ -244,9 +243,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (overlaps_on_host, "_swept"), (inner, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (_overlaps, "_swept"), (_inner_products, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (overlaps_on_host, "_swept"), (norms, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (_overlaps, "_swept"), (_inner_products, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -341,7 +340,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
         wrap("C++", _products_on_host, "_product_in_one_call")
-        wrap("C++", overlaps_on_host, "_overlap_in_one_call")
+        wrap("C++", _overlaps, "_overlap_in_one_call")
         yield seen
 
 

@@ -7,14 +7,12 @@ ranks stay positive. What acts on cores one by one needs nothing of this.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._transfer import on_device
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 def is_empty(t: TT | TTMatrix) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from types import EllipsisType
-from typing import Any, ClassVar, Self, cast, overload
+from typing import Any, ClassVar, Self, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -322,6 +322,10 @@ class TTMatrix(_Train):
         if _is_array(other):
             return self._namespace.dense_before(self, other)
         return super().__rmatmul__(other)  # type: ignore[misc]
+
+
+# One of the two kinds: what a function of either returns is of the kind it takes.
+Train = TypeVar("Train", TT, TTMatrix)
 
 
 def _is_array(x: Any) -> bool:

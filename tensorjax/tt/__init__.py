@@ -58,6 +58,7 @@ from tensorjax.tt._arrays.pseudo_inverse import pinv
 from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
 from tensorjax.tt._arrays.tensordot import tensordot
+from tensorjax.tt._bilinear_forms import bilinear_form, pairwise_inner
 from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
@@ -78,12 +79,7 @@ from tensorjax.tt._constructors import (
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluation.evaluate import evaluate
-from tensorjax.tt._inner_products.bilinear import bilinear_form
-from tensorjax.tt._inner_products.distance import distance
-from tensorjax.tt._inner_products.inner import inner
-from tensorjax.tt._inner_products.normalization import log_norm, normalize
-from tensorjax.tt._inner_products.norms import norm
-from tensorjax.tt._inner_products.pairwise import pairwise_inner
+from tensorjax.tt._inner_products import distance, inner, log_norm, norm, normalize
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.riemannian_gradients import (
     riemannian_cg,

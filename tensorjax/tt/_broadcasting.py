@@ -1,20 +1,18 @@
 """Broadcasting of tensor trains as in NumPy: modes of size one are repeated; TT-ranks stay."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, TTMatrix, known, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, returned
 from tensorjax._typing import Shape
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed

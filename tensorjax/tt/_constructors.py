@@ -1,20 +1,18 @@
 """Constructors of trains: zeros, ones, identities, unit tensors, meshgrid, outer products."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, TTMatrix, known
+from tensorjax._formats.trains import TT, Train, TTMatrix, known
 from tensorjax._placement import placed
 from tensorjax._transfer import constants
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._broadcasting import mode_shapes
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,13 +9,12 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
-from tensorjax.tt._constructors import Train
 
 
 def padded_ranks(

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.trains import single
+from tensorjax._formats.trains import Train, single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import Train, add
+from tensorjax.tt._algebra import add
 from tensorjax.tt._broadcasting import aligned
 
 

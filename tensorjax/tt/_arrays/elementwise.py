@@ -1,13 +1,13 @@
 """Functions applied entry by entry: map, divide and power, by cross approximation or products."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._broadcasting import together
 from tensorjax.tt._constructors import ones_like
@@ -16,8 +16,6 @@ from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding.round import round
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed

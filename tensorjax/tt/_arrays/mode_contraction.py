@@ -17,7 +17,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._inner_products import overlaps_on_host
+from tensorjax.tt import _overlaps
 
 # Squared norms between which host arrays are multiplied as they are: products of three are in range
 # of single precision.
@@ -80,7 +80,7 @@ def contraction(t: TT, vectors: Mapping[int, Any], name: str | None) -> Any:
     def powers() -> Powers:
         # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
         conjugate = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(order)))
-        return overlaps_on_host.powers(conjugate, t)
+        return _overlaps.powers(conjugate, t)
 
     return held(name, out, powers, "scale the train by tt.normalize")
 

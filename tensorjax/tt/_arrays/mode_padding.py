@@ -1,17 +1,15 @@
 """Padding of the modes of a train with zeros, as numpy.pad."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._core_moves import rearranged
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
 from tensorjax.tt._algebra import add, conj, real, scale, transpose
@@ -17,11 +17,10 @@ from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.mode_contraction import contraction
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._folding import fold
-from tensorjax.tt._inner_products.distance import distance
+from tensorjax.tt._inner_products import distance
 from tensorjax.tt._products import hadamard, matmul
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 
-Train = TypeVar("Train", TT, TTMatrix)
 Axis = int | Sequence[int] | None
 
 

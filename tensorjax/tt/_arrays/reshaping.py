@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import cast, cast_in_range, near_one, shared_out
 from tensorjax._formats.empty_modes import is_empty, zero_train
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
@@ -22,7 +22,6 @@ from tensorjax.tt._core_moves import rearranged
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 from tensorjax.tt._rounding.round import round
 
-Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.
 Pair = tuple[int, int]
 # Where an exact result is asked, the relative error of truncations, in units of eps.

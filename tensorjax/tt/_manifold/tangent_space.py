@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.scaling import carried, near_one, renewed_after, settled, shared_out
 from tensorjax._cores.unfoldings import tall
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
@@ -38,7 +38,6 @@ from tensorjax.tt._manifold.frames_and_variations import (
 from tensorjax.tt._rounding.orthogonalize import are_small, orthogonal_cores
 from tensorjax.tt._rounding.round import round
 
-Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]
 _EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 

@@ -18,7 +18,7 @@ from tensorjax._typing import ArrayLike
 from tensorjax.tt._algebra import conj, real
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.reductions import _modes, sum
-from tensorjax.tt._inner_products.normalization import log_norm
+from tensorjax.tt._inner_products import log_norm
 from tensorjax.tt._products import hadamard
 from tensorjax.tt._statistics.density_sampling import (
     is_real,

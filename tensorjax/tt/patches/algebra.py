@@ -14,8 +14,8 @@ from tensorjax.tt import _constructors as constructors
 from tensorjax.tt._arrays import reductions
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._evaluation.evaluate import evaluate as entries_of
-from tensorjax.tt._inner_products.inner import inner as trains_inner
-from tensorjax.tt._inner_products.norms import norm as trains_norm
+from tensorjax.tt._inner_products import inner as trains_inner
+from tensorjax.tt._inner_products import norm as trains_norm
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
 

@@ -1,1 +1,0 @@
-"""Inner products, norms and distances of trains, and bilinear forms of a TT-matrix."""
