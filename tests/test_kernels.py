@@ -25,10 +25,11 @@ from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
 from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _born_sampling, _inner_products, _overlaps, _products, _products_on_host
-from tensorjax.tt._arrays import mode_contraction, reshaping
+from tensorjax.tt import _inner_products, _overlaps, _products, _products_on_host
+from tensorjax.tt._arrays import mode_products, reshaping
 from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._rounding import round as rounding
+from tensorjax.tt._statistics import born_sampling
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _rounding as tucker_rounding
 from tensorjax.tucker._decompositions import hosvd
@@ -264,7 +265,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
-        (mode_contraction, "_contracted_by_numpy"), (mode_contraction, "_contract_modes"), SINGLE,
+        (mode_products, "_contracted_by_numpy"), (mode_products, "_contract_modes"), SINGLE,
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
@@ -300,7 +301,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.sample": (
         lambda g: tt.sample(jax.random.key(3), g.x, 4),
-        (_born_sampling, "_on_host"), (_born_sampling, "_sample"), SINGLE,
+        (born_sampling, "_on_host"), (born_sampling, "_sample"), SINGLE,
     ),
     "mera.norm": (
         lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,

@@ -22,7 +22,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CALL, CPP, HOST, PROGRAM, TABLE, TRACE, Candidate
 from tensorjax._native import loading
 from tensorjax.sketch import _map_cores
-from tensorjax.tt._eigen import block_dmrg, dmrg_sweeps
+from tensorjax.tt._eigen import dmrg_sweeps
 from tensorjax.tt._linear import amen
 
 
@@ -959,22 +959,26 @@ def test_cores_of_several_dtypes_are_promoted(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "call"),
+    ("module", "name", "call"),
     [
-        (amen, lambda n: tt.solve(tt.identity((n,) * 3), tt.ones((n,) * 3), tol=1e-6)),
-        (dmrg_sweeps, lambda n: tt.eigsh(tt.identity((n,) * 3), tol=1e-4, max_sweeps=1)),
-        (block_dmrg, lambda n: tt.eigsh(tt.identity((n,) * 3), k=2, tol=1e-4, max_sweeps=1)),
+        (amen, "_swept", lambda n: tt.solve(tt.identity((n,) * 3), tt.ones((n,) * 3), tol=1e-6)),
+        (dmrg_sweeps, "_swept", lambda n: tt.eigsh(tt.identity((n,) * 3), tol=1e-4, max_sweeps=1)),
+        (
+            dmrg_sweeps,
+            "_block_swept",
+            lambda n: tt.eigsh(tt.identity((n,) * 3), k=2, tol=1e-4, max_sweeps=1),
+        ),
     ],
 )
 def test_sweeps_over_small_cores_have_one_thread_of_the_blas(
-    module: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+    module: Any, name: str, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = _blas_threads._numpy()
     if found is None:
         pytest.skip("the threads of this BLAS cannot be told")
     get, put = found
-    before, seen, real = get(), [], module._swept
-    monkeypatch.setattr(module, "_swept", lambda *a: seen.append(get()) or real(*a))
+    before, seen, real = get(), [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a: seen.append(get()) or real(*a))
     put(2)
     try:
         call(5)

@@ -7,7 +7,7 @@ import pytest
 
 from tensorjax import tt, tucker
 from tensorjax._kernels import conditions, first_calls
-from tensorjax.tt._arrays import mode_contraction
+from tensorjax.tt._arrays import mode_products
 from tensorjax.tt._evaluation import entries_on_host
 from tensorjax.tt._evaluation import evaluate as _evaluate
 from tests import oracles
@@ -149,7 +149,7 @@ def test_contracted_modes_agree_with_programs_and_compile_nothing(seed, dtype):
             found = tt.contract_modes(t, vectors)
         assert compiled == []
         arrays = {k: jnp.asarray(v) for k, v in vectors.items()}
-        expected = mode_contraction._contract_modes(t, arrays)
+        expected = mode_products._contract_modes(t, arrays)
         leaves = [jax.tree.leaves(x) for x in (found, expected)]
         assert [(x.shape, x.dtype) for x in leaves[0]] == [(x.shape, x.dtype) for x in leaves[1]]
         a, b = (x if count == t.order else oracles.dense(x) for x in (found, expected))

@@ -45,21 +45,27 @@ from tensorjax import _extras
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import _other_names, functions, patches, quantics
 from tensorjax.tt._algebra import add, conj, imag, kron, real, scale, transpose
-from tensorjax.tt._arrays.concatenation import concatenate
-from tensorjax.tt._arrays.dense_products import dense_before, dense_product
-from tensorjax.tt._arrays.diagonals import diagonal, diagonal_matrix, trace
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
-from tensorjax.tt._arrays.indexing import item, matrix_item
-from tensorjax.tt._arrays.mode_contraction import contract_modes
-from tensorjax.tt._arrays.mode_padding import pad_modes
-from tensorjax.tt._arrays.mode_product import mode_product
-from tensorjax.tt._arrays.pseudo_inverse import pinv
+from tensorjax.tt._arrays.indexing_and_concatenation import (
+    concatenate,
+    item,
+    matrix_item,
+    pad_modes,
+)
+from tensorjax.tt._arrays.matrices import (
+    dense_before,
+    dense_product,
+    diagonal,
+    diagonal_matrix,
+    pinv,
+    trace,
+)
+from tensorjax.tt._arrays.mode_products import contract_modes, mode_product
 from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
 from tensorjax.tt._arrays.tensordot import tensordot
 from tensorjax.tt._bilinear_forms import bilinear_form, pairwise_inner
-from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
@@ -102,6 +108,7 @@ from tensorjax.tt._rank_padding import effective_ranks, pad, trim
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.singular_values import singular_values
+from tensorjax.tt._statistics.born_sampling import sample
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (

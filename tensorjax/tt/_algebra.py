@@ -22,8 +22,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._constructors import ones_like
-from tensorjax.tt._core_moves import rearranged
-from tensorjax.tt._folding import fold, unfold
+from tensorjax.tt._folding import fold, rearranged, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
 

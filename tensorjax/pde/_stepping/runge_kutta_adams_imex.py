@@ -29,8 +29,8 @@ from tensorjax.pde._stepping.sketched_sums import (
     relative_norm,
     rounded,
 )
+from tensorjax.tt._linear.amen_and_fallbacks import amen_search
 from tensorjax.tt._linear.solve import solution
-from tensorjax.tt._linear.solvers import amen_search
 from tensorjax.tt._linear.system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.

@@ -11,10 +11,9 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax._transfer import copied
 from tensorjax.tt._algebra import add, conj, real, scale, transpose
-from tensorjax.tt._arrays.indexing import item
-from tensorjax.tt._arrays.mode_contraction import contraction
+from tensorjax.tt._arrays.indexing_and_concatenation import item
+from tensorjax.tt._arrays.mode_products import contraction, with_core
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._folding import fold
 from tensorjax.tt._inner_products import distance
@@ -187,7 +186,7 @@ def cumsum(t: Train, axis: int) -> Train:
         shape = t.row_shape if k == 0 else t.col_shape
         lower = _prefixes(shape, t.dtype)
         return matmul(lower, t) if k == 0 else matmul(t, transpose(lower))
-    return _replaced(t, k, jnp.cumsum(t.cores[k], axis=1))
+    return with_core(t, k, jnp.cumsum(t.cores[k], axis=1))
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
@@ -204,10 +203,6 @@ def _modes(axis: Axis, order: int) -> list[int]:
 
 def _mode(axis: Any, order: int) -> int:
     return _check.integer("axis", axis, low=-order, high=order - 1) % order
-
-
-def _replaced(t: TT, k: int, core: Any) -> TT:
-    return TT._unchecked(tuple(copied((*t.cores[:k], core, *t.cores[k + 1 :]))))
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:

@@ -18,7 +18,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied, on_device
 from tensorjax._typing import Shape
-from tensorjax.tt._core_moves import rearranged
+from tensorjax.tt._folding import rearranged
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 from tensorjax.tt._rounding.round import round
 

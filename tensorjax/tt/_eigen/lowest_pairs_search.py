@@ -1,7 +1,7 @@
 """Search for the k lowest eigenpairs: single pairs by DMRG, then eigenpairs that were missed.
 
 DMRG finds eigenpairs, not necessarily the lowest ones. So, after the first pair, a block of states
-starts the others (`tensorjax.tt._eigen.block_dmrg`), and at the end the complement of all pairs
+starts the others (block DMRG, in `dmrg_sweeps`), and at the end the complement of all pairs
 found is searched from fresh random starts. A lower level there takes the place of the highest one.
 """
 
@@ -15,8 +15,7 @@ from tensorjax._cores.contractions import merge
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._cores.truncation_sweeps import svd_round
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._eigen import block_dmrg as block
-from tensorjax.tt._eigen import dmrg_sweeps as dmrg
+from tensorjax.tt._eigen import dmrg_sweeps
 from tensorjax.tt._eigen.local_problems import Local, Rule, lowest
 from tensorjax.tt._eigen.single_eigenpair import (
     Course,
@@ -145,7 +144,7 @@ class _Finder:
     def _block_states(self, count: int) -> list[Cores]:
         """Finds at most ``count`` low eigenstates orthogonal to found ones, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
-        chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
+        chain = dmrg_sweeps.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
         return [states.state(j) for j in range(min(count, len(states.centres)))]
 
@@ -158,22 +157,24 @@ class _Finder:
         search, found = self.search, [p.cores for p in self.pairs]
         ranks = [_RANK] * (len(search.shape) - 1)
         starts = [*(svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
-        chain = dmrg.prepared(search.operator, block.joined(starts), [])
+        chain = dmrg_sweeps.prepared(search.operator, dmrg_sweeps.joined(starts), [])
         states = self._swept(chain, self.k + _CROSS_MORE, _CROSS_STEPS)
         for j in range(len(states.centres)):
-            chain = dmrg.prepared(search.operator, states.state(j), found)
-            if dmrg.share_found(chain) <= _OTHER:
+            chain = dmrg_sweeps.prepared(search.operator, states.state(j), found)
+            if dmrg_sweeps.share_found(chain) <= _OTHER:
                 return states.state(j)
         return None
 
-    def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
+    def _swept(
+        self, chain: dmrg_sweeps.Chain, count: int, steps: int = _BLOCK_STEPS
+    ) -> dmrg_sweeps.Block:
         """Runs block DMRG for ``count`` low states from random states in the bases of a chain."""
         search = self.search
-        states = block.random_block(chain, count, search.rng)
+        states = dmrg_sweeps.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
         rule = Rule(search.sites, cap, 1e-6, steps, math.inf, 0)
         for _ in range(_BLOCK_SWEEPS):  # an even number: they end where they began
-            states = block.sweep(states, rule)
+            states = dmrg_sweeps.block_sweep(states, rule)
         return states
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._eigen import dmrg_sweeps as dmrg
+from tensorjax.tt._eigen import dmrg_sweeps
 from tensorjax.tt._eigen.local_problems import Rule
 
 Status = Literal["converged", "energy", "incomplete", "max_rank", "stalled", "max_sweeps"]
@@ -115,28 +115,28 @@ def one_pair(
 ) -> Pair:
     """Searches one eigenpair by DMRG sweeps until its residual is small or falls no more."""
     others = [p.cores for p in found]
-    chain = dmrg.prepared(search.operator, start, others, course.shift)
+    chain = dmrg_sweeps.prepared(search.operator, start, others, course.shift)
     if given:
         course.begin(chain)
     while course.status is None:
         rule = course.rule()
-        chain, seen = dmrg.sweep(chain, rule, search.rng)
+        chain, seen = dmrg_sweeps.sweep(chain, rule, search.rng)
         course.note(rule, seen)
         rank = max(len(c) for c in chain.cores)
         size = (seen.value, seen.gradient, rank, seen.discarded)
         search.report(Sweep(len(found), course.sweeps, *size))
         if course.hopeful and rule.extra == 0:
-            course.judge(dmrg.residual(*dmrg.settled(chain)))
+            course.judge(dmrg_sweeps.residual(*dmrg_sweeps.settled(chain)))
     if course.status == "max_rank" and search.sites == 2:
         # Truncated pairs are not the best of their ranks: single sites, there and back, are.
         for _ in range(min(2, search.max_sweeps - course.sweeps)):
             rule = course.rule()._replace(sites=1, share=0.0, extra=0)
-            chain, polished = dmrg.sweep(chain, rule, search.rng)
+            chain, polished = dmrg_sweeps.sweep(chain, rule, search.rng)
             course.sweeps += 1
             size = (polished.value, polished.gradient, rank, 0.0)
             search.report(Sweep(len(found), course.sweeps, *size))
-    cores = dmrg.settled(chain)[0].cores
-    cores = dmrg.mirrored(cores) if course.sweeps % 2 else cores
+    cores = dmrg_sweeps.settled(chain)[0].cores
+    cores = dmrg_sweeps.mirrored(cores) if course.sweeps % 2 else cores
     pair = judged(search, cores, found, course.spread, course.status)
     return pair._replace(truncation=seen.discarded, sweeps=course.sweeps)
 
@@ -172,11 +172,11 @@ class Course:
         self.calm = 0  # sweeps in a row that left the eigenvalue within ``energy_tol``
         self.status: Status | None = None
 
-    def begin(self, chain: dmrg.Chain) -> None:
+    def begin(self, chain: dmrg_sweeps.Chain) -> None:
         """Measures the residual of a given initial state before the first DMRG sweep."""
-        start, self.value = dmrg.settled(chain)
+        start, self.value = dmrg_sweeps.settled(chain)
         self.spread = max(self.spread, abs(self.value))
-        self.gradient = self.least = dmrg.residual(start, self.value)
+        self.gradient = self.least = dmrg_sweeps.residual(start, self.value)
         self.rank = max(len(c) for c in chain.cores)
 
     @property
@@ -216,7 +216,7 @@ class Course:
             extra=0 if last else many,
         )
 
-    def note(self, rule: Rule, seen: dmrg.Pass) -> None:
+    def note(self, rule: Rule, seen: dmrg_sweeps.Pass) -> None:
         """Records the report of a DMRG sweep; sets the eigenpair's status if the search ends."""
         settled = abs(self.value - seen.value) <= self.asked
         energy_tol = self.search.energy_tol or 0.0
@@ -263,10 +263,10 @@ class Course:
 def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
     """Rounds one eigenpair that DMRG found to the result's dtype; sets its residual and status."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
-    chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
-    apart = dmrg.overlap(chain) <= _APART
-    chain, value = dmrg.settled(dmrg.prepared(search.operator, rounded, []))
-    residual = dmrg.residual(chain, value)
+    chain = dmrg_sweeps.prepared(search.operator, rounded, [p.cores for p in found])
+    apart = dmrg_sweeps.overlap(chain) <= _APART
+    chain, value = dmrg_sweeps.settled(dmrg_sweeps.prepared(search.operator, rounded, []))
+    residual = dmrg_sweeps.residual(chain, value)
     scale = max([abs(value), *(abs(p.value) for p in found)])
     bound = search.allowed(scale, spread, residual)
     if residual <= bound < math.inf and apart:

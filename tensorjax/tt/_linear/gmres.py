@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax import _check
 from tensorjax._cores import overlaps, products, rounding
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._linear.system import Outcome, Report, System
+from tensorjax._formats.trains import TT, single
+from tensorjax._transfer import on_device
+from tensorjax.tt._linear.system import Outcome, Report, Search, System
 
 # Partial sums are rounded once their ranks exceed so many times those of the terms.
 _PILE = 4
@@ -26,6 +29,23 @@ class _Cycle(NamedTuple):
     steps: list[Cores]  # preconditioned Krylov vectors
     weights: Any  # of the steps
     residuals: list[float]
+
+
+def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
+    """Returns the TT-GMRES solver of `solve` as a function of system, tolerance and report."""
+    plain = not callable(preconditioner)
+    if plain and preconditioner not in ("auto", "none", None):
+        raise ValueError(
+            "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
+            f"got {preconditioner!r}"
+        )
+    options = Options(cap, restart, sweeps)
+
+    def search(system: System, tol: float, report: Report) -> Outcome:
+        function = (lambda x: x) if plain else _on_cores(preconditioner, system)
+        return run(system, tol, function, options, report)
+
+    return search
 
 
 def run(
@@ -129,3 +149,20 @@ def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) 
 
 def _scaled(x: Cores, factor: Any) -> Cores:
     return [factor * x[0], *x[1:]]
+
+
+def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
+    """Wraps the preconditioner that the user gives to `solve`, of trains, for solvers on cores."""
+
+    def on_cores(x: Cores) -> Cores:
+        train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))
+        out = function(train)
+        single("preconditioner(x)", out, TT)
+        _check.finite("preconditioner(x)", out)
+        if out.shape != train.shape:
+            raise ValueError(
+                f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
+            )
+        return system.cores(out)
+
+    return on_cores

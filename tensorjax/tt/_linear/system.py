@@ -16,6 +16,10 @@ from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
 
+# A residual r with ‖Aᴴ r‖ below this share of ‖r‖ σ (see `System.weakness`) is in the null space.
+NULL = 1e-5
+# A residual below so many times the roundoff level cannot be lowered further.
+NEAR = 100
 Report = Callable[[int, float, tuple[int, ...]], Any]  # of sweep, residual and ranks
 Measure = Callable[[Cores], float]  # the norm of the residual that a solution leaves
 
@@ -154,3 +158,11 @@ def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
         out[k], interface = a[k] * 2.0**-e, interface * 2.0**-e
         exponent += e
     return out, exponent
+
+
+Search = Callable[[System, float, Report], Outcome]
+
+
+def capped(out: Outcome, cap: int | None) -> bool:
+    """Whether a solution found by AMEn or TT-GMRES has a rank that reaches the cap."""
+    return cap is not None and max(map(len, out.x)) >= cap

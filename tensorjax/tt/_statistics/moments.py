@@ -11,7 +11,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import add, scale
 from tensorjax.tt._arrays.elementwise import power as powered
-from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._arrays.mode_products import contract_modes
 from tensorjax.tt._arrays.reductions import Axis, _kept, _modes
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 from tensorjax.tt._statistics.weights import checked_weights

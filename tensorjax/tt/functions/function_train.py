@@ -14,7 +14,7 @@ from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, Scalar
-from tensorjax.tt._arrays.mode_product import mode_product
+from tensorjax.tt._arrays.mode_products import mode_product
 from tensorjax.tt.functions.bases import Basis, same_interval
 from tensorjax.tt.functions.bspline import BSpline
 from tensorjax.tt.functions.chebyshev import Chebyshev

@@ -12,7 +12,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tt import _constructors as constructors
 from tensorjax.tt._arrays import reductions
-from tensorjax.tt._arrays.indexing import item
+from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._evaluation.evaluate import evaluate as entries_of
 from tensorjax.tt._inner_products import inner as trains_inner
 from tensorjax.tt._inner_products import norm as trains_norm

@@ -16,7 +16,7 @@ from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.tt._arrays.indexing import item
+from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._constructors import zeros
 from tensorjax.tt._cross.cross import checked_grid, checked_pivots
 from tensorjax.tt._cross.cross import cross as cross_of_train

@@ -1,22 +1,16 @@
-"""Solvers that `solve` runs: AMEn or TT-GMRES, with checked options."""
+"""Solver of `solve` by AMEn, and its fallbacks: normal equations, least norm."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.trains import TT, single
-from tensorjax._transfer import on_device
 from tensorjax.tt._linear import amen as amen
-from tensorjax.tt._linear import gmres as gmres
 from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
-from tensorjax.tt._linear.system import Outcome, Report, System
+from tensorjax.tt._linear.system import NEAR, NULL, Outcome, Report, Search, System, capped
 
-Search = Callable[[System, float, Report], Outcome]
 # Local systems of up to so many unknowns are solved by elimination, which is faster there.
 _DIRECT = 200
 # Up to so many unknowns, elimination is the fallback where the iteration fails.
@@ -27,10 +21,6 @@ _STEPS, _TRIAL = (40, 3), (20, 1)
 _LARGEST = 12000
 # Operators of higher TT-ranks are not squared for the normal equations: too expensive.
 _SQUARABLE = 12
-# A residual r with ‖Aᴴ r‖ below this share of ‖r‖ σ (see `System.weakness`) is in the null space.
-NULL = 1e-5
-# A residual below so many times the roundoff level cannot be lowered further.
-NEAR = 100
 
 
 def amen_search(
@@ -151,42 +141,3 @@ def _final(system: System, out: Outcome, cap: int | None) -> bool:
         or out.residual < NEAR * system.roundoff(out.x)
         or system.weakness(out.x) < NULL
     )
-
-
-def capped(out: Outcome, cap: int | None) -> bool:
-    """Whether a solution found by AMEn or TT-GMRES has a rank that reaches the cap."""
-    return cap is not None and max(map(len, out.x)) >= cap
-
-
-def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
-    """Returns the TT-GMRES solver of `solve` as a function of system, tolerance and report."""
-    plain = not callable(preconditioner)
-    if plain and preconditioner not in ("auto", "none", None):
-        raise ValueError(
-            "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
-            f"got {preconditioner!r}"
-        )
-    options = gmres.Options(cap, restart, sweeps)
-
-    def search(system: System, tol: float, report: Report) -> Outcome:
-        function = (lambda x: x) if plain else _on_cores(preconditioner, system)
-        return gmres.run(system, tol, function, options, report)
-
-    return search
-
-
-def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps the preconditioner that the user gives to `solve`, of trains, for solvers on cores."""
-
-    def on_cores(x: Cores) -> Cores:
-        train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))
-        out = function(train)
-        single("preconditioner(x)", out, TT)
-        _check.finite("preconditioner(x)", out)
-        if out.shape != train.shape:
-            raise ValueError(
-                f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
-            )
-        return system.cores(out)
-
-    return on_cores

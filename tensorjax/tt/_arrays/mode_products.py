@@ -1,4 +1,4 @@
-"""Contraction of modes of a train with vectors: leaves a train of the other modes, or a scalar."""
+"""Products of modes of a train with vectors, which contract them, and with matrices."""
 
 import functools
 from collections.abc import Mapping
@@ -9,15 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import absorb, times_right, weighted_sum
+from tensorjax._cores.contractions import absorb, times_mode, times_right, weighted_sum
+from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._formats.scalar_range import Powers, held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
+from tensorjax._transfer import copied, on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.tt import _overlaps
+from tensorjax.tt._folding import rearranged
 
 # Squared norms between which host arrays are multiplied as they are: products of three are in range
 # of single precision.
@@ -171,3 +174,49 @@ def _shared_out(cores: list[Any], exponent: int, kind: Any, fit: tuple[int, int]
     if low < linalg.exponent_of(new) + exponent < high:
         return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
     return balanced([np.asarray(c).astype(kind) for c in cores], exponent, fit=fit)
+
+
+def with_core(t: TT, k: int, core: Any) -> TT:
+    """Returns a tensor train with one core replaced, as of a product of its mode with a matrix."""
+    return TT._unchecked(tuple(copied((*t.cores[:k], core, *t.cores[k + 1 :]))))
+
+
+@placed
+def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
+    """Contracts one mode of a train with a matrix, Σ_j matrix[i, j] x[…, j, …]; the ranks stay.
+
+    Args:
+      t: TT.
+      matrix: (m, n_k), which makes the mode of size n_k one of size m.
+      mode: k; negative ones count from the end.
+
+    Returns:
+      TT of the TT-ranks of ``t``, whose mode ``mode`` has size m, in the promoted dtype.
+
+    Raises:
+      ValueError: the matrix has another number of columns. OverflowError: the dtype cannot hold the
+        product in as many cores; under transformations, where no size is known, the one core is
+        multiplied as it is, and what it cannot hold is Inf or 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> tt.mode_product(tt.ones((2, 3)), jnp.ones((5, 3)), 1).shape
+      (2, 5)
+
+    Source: T. Kolda, B. Bader, "Tensor decompositions and applications", SIAM Rev. 51 (2009),
+    section 2.5.
+    """
+    single("t", t, TT)
+    k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
+    t = t.astype(dtype)
+    core = t.cores[k]
+    if _check.is_traced(t, w):
+        return with_core(t, k, times_mode(core, w))
+    if not is_in_range(core, w):
+        return TT._unchecked(tuple(times_in_range(t.cores, k, w, times_mode, "t")))
+
+    def times(c: Any) -> Any:
+        return times_mode(c, np.asarray(w) if linalg.is_host(c) else w)
+
+    return with_core(t, k, rearranged("mode_product", [core], times)[0])

@@ -1,4 +1,4 @@
-"""Indexing of trains as in NumPy: t[3, :, 2:5, None, ...] acts on one core per mode."""
+"""Indexing of trains as in NumPy, concatenation along a mode, and padding of modes with zeros."""
 
 import math
 import operator
@@ -8,16 +8,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._formats.index_keys import WHOLE, expanded, is_integer, known_key, picked, read
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
-from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._algebra import add
+from tensorjax.tt._arrays.mode_products import contract_modes
+from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._evaluation.evaluate import evaluate
-from tensorjax.tt._folding import fold, unfold
+from tensorjax.tt._folding import fold, rearranged, unfold
 
 
 @placed
@@ -145,3 +147,82 @@ def _side(key: Any, shape: tuple[int, ...], what: str) -> list[Any]:
         index, digit = jnp.divmod(index, n)
         digits.append(digit)
     return [index, *digits[::-1]]
+
+
+@placed
+def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
+    """Concatenates trains along one mode (TT-matrices: along its rows); TT-ranks add.
+
+    Args:
+      trains: TT or TTMatrix, equal in all modes but ``axis``.
+      axis: the mode, 0 … d−1 (negative counts from the end).
+
+    Returns:
+      Train of the kind of the first, whose mode ``axis`` has the sum of their sizes.
+
+    Raises:
+      TypeError: no trains, or trains of two kinds.
+      ValueError: the other modes differ, or ``axis`` is out of range.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.concatenate([tt.ones((2, 3)), tt.zeros((2, 4))], axis=1).shape
+      (2, 7)
+
+    Source: ours; a sum of trains padded by zeros, Oseledets (2011), section 4.1.
+    """
+    trains = _check.several("trains", trains, "trains")
+    if not trains or any(type(t) is not type(trains[0]) for t in trains):
+        raise TypeError("trains: expected one or more trains of one kind")
+    for k, t in enumerate(trains):
+        single(f"trains[{k}]", t)
+    order = trains[0].order
+    axis = _check.integer("axis", axis, low=-order, high=order - 1) % order
+    sizes = [t.cores[axis].shape[1] for t in trains]
+    total, start, out = sum(sizes), 0, None
+    for t, size in zip(trains, sizes, strict=True):
+        core = t.cores[axis]
+        widths = [(0, 0)] * core.ndim
+        widths[1] = (start, total - start - size)
+        padded = type(t)._unchecked((*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :]))
+        # Aligned before: of modes that are joined side by side none is broadcast, as in NumPy.
+        out = padded if out is None else add(*aligned(out, padded))
+        start += size
+    return out  # type: ignore[return-value]
+
+
+@placed
+def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
+    """Zero-pads the modes of a train before and after, as `numpy.pad`; the TT-ranks stay.
+
+    Args:
+      t: TT.
+      widths: (before, after) per mode.
+
+    Returns:
+      TT of the TT-ranks of ``t``, whose k-th mode has size before + n_k + after.
+
+    Raises:
+      ValueError: another number of pairs than modes, or negative widths.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.pad_modes(tt.ones((2,)), [(1, 0)])))
+      [0. 1. 1.]
+
+    Source: ours.
+    """
+    single("t", t, TT)
+    widths = _check.several("widths", widths, "pairs (before, after)")
+    if len(widths) != t.order:
+        raise ValueError(f"widths: expected {t.order} pairs (before, after), got {len(widths)}")
+    if any(np.ndim(pair) != 1 for pair in widths):
+        raise ValueError(f"widths: expected pairs (before, after), got {widths}")
+    pairs = [tuple(_check.integer("widths", w, low=0) for w in pair) for pair in widths]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"widths: expected pairs (before, after), got {widths}")
+
+    def padded(core: Any, pair: tuple[int, int]) -> Any:
+        return (np if linalg.is_host(core) else jnp).pad(core, [(0, 0), pair, (0, 0)])
+
+    return TT._unchecked(rearranged("pad_modes", t.cores, padded, pairs))

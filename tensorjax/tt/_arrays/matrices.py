@@ -1,0 +1,282 @@
+"""Matrices as trains: trace, diagonal, pseudo-inverse, and products with dense arrays."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, contract, linalg
+from tensorjax._cores.contractions import times_right
+from tensorjax._cores.scaling import balanced, cast_in_range, near_one, shared_out
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.tt._arrays import reductions
+from tensorjax.tt._folding import rearranged
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@placed
+def trace(a: TTMatrix) -> jax.Array:
+    """Computes the trace of a square TT-matrix, a scalar.
+
+    Args:
+      a: TTMatrix with equal row and column modes.
+
+    Returns:
+      Scalar in the dtype of ``a``.
+
+    Raises:
+      ValueError: row and column modes differ.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.trace(tt.identity((2, 3))))
+      6.0
+
+    Source: ours; the sum of `diagonal`.
+    """
+    return reductions.sum(diagonal(a))
+
+
+@placed
+def diagonal(a: TTMatrix) -> TT:
+    """Returns the diagonal of a square TT-matrix, as a TT of its row modes, as in NumPy.
+
+    Args:
+      a: TTMatrix with equal row and column modes n_k.
+
+    Returns:
+      TT of shape (n_1, …, n_d) and of the TT-ranks of ``a``.
+
+    Raises:
+      ValueError: row and column modes differ.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.diagonal(tt.identity((2, 3))).shape
+      (2, 3)
+
+    Source: ours; the diagonals of the cores.
+    """
+    single("a", a, TTMatrix)
+    if a.row_shape != a.col_shape:
+        raise ValueError(
+            f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
+        )
+    return TT._unchecked(rearranged("diagonal", a.cores, _diagonal))
+
+
+def _diagonal(core: Any) -> Any:
+    return core.diagonal(axis1=1, axis2=2).swapaxes(1, 2)
+
+
+@placed
+def diagonal_matrix(t: TT) -> TTMatrix:
+    """Returns the diagonal TT-matrix with a train's entries, as `numpy.diag`; TT-ranks stay.
+
+    Args:
+      t: TT of shape (n_1, …, n_d).
+
+    Returns:
+      TTMatrix with row and column modes n_k and the TT-ranks of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no TT.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.diagonal_matrix(tt.ones((2,)))))
+      [[1. 0.]
+       [0. 1.]]
+
+    Source: ours.
+    """
+    single("t", t, TT)
+
+    def spread(core: Any) -> Any:
+        xp = np if linalg.is_host(core) else jnp
+        return core[:, :, None, :] * xp.eye(core.shape[1], dtype=core.dtype)[None, ..., None]
+
+    return TTMatrix._unchecked(rearranged("diagonal_matrix", t.cores, spread))
+
+
+@placed
+def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
+    """Computes the pseudo-inverse of an unfolding of a tensor train, as a train of the same shape.
+
+    Args:
+      t: TT.
+      split: k in 1 … d − 1 (negative ones count from the end): X has the first k modes as rows and
+        the others as columns.
+      tol: singular values of X up to tol times the largest one count as zero; None is
+        for eps times the larger side of the matrix between the orthogonal cores.
+
+    Returns:
+      TT P of the shape of ``t`` with unfolding (X⁺)ᵀ: X⁺[j, i] = P[i, j], so that a least-squares
+      problem X w = b has the solution ``tt.tensordot(P, b, (range(k), range(k)))``. Its TT-ranks
+      are those of ``t``, or at the bond of ``split`` the rank of X; under jit zeros fill them.
+
+    Raises:
+      ValueError: no such bond, NaN or Inf.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> t = tt.random(jax.random.key(0), (4, 5, 2, 3), 3)
+      >>> exact = jnp.linalg.pinv(tt.to_dense(t).reshape(20, 6), rtol=1e-5).T.reshape(t.shape)
+      >>> bool(jnp.allclose(tt.to_dense(tt.pinv(t, 2, tol=1e-5)), exact, rtol=1e-3, atol=1e-3))
+      True
+
+    Source: P. Gelß, S. Klus, J. Eisert, C. Schütte, "Multidimensional approximation of nonlinear
+    dynamical systems", J. Comput. Nonlinear Dyn. 14 (2019), section 2.3 (as in scikit_tt): the
+    cores on both sides are orthogonalised, and the matrix between them is inverted by its SVD.
+    """
+    single("t", t, TT, entries=True)
+    if t.order < 2:
+        raise ValueError("t: expected two or more modes, for rows and columns, got one")
+    split = _check.integer("split", split, low=1 - t.order, high=t.order - 1) % t.order
+    if split == 0:
+        raise ValueError("split: expected a bond between two modes, got 0")
+    _check.finite("t", t)
+    if choose_kernel("tt.pinv", (t,), rest=tol) is NUMPY:
+        host = TT._unchecked(tuple(np.asarray(c) for c in t.cores))
+        cores, exponent = _inverted(host, split, tol)
+        cores = balanced(cores, int(exponent), fit=linalg.exponents_held(t.dtype))
+        return TT._unchecked(tuple(jax.device_put(cast_in_range(cores, t.dtype))))
+    return _compiled_pinv(t, split, tol)
+
+
+@jax.jit(static_argnums=1)
+def _compiled_pinv(t: TT, split: int, tol: Any) -> TT:
+    cores, exponent = _inverted(t, split, tol)
+    return TT._unchecked(tuple(cast_in_range(shared_out(cores, exponent), t.dtype)))
+
+
+def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
+    """Computes cores of the transposed pseudo-inverse of a train's unfolding, over 2^e, and e."""
+    cores, exponent = orthogonal_cores(t, split)
+    matrix = cores[split].reshape(len(cores[split]), -1)
+    xp = np if linalg.is_host(matrix) else jnp
+    # The bond has no more entries than the core left of it: an SVD of the two together.
+    u, s, vh = linalg.svd(matrix)
+    if tol is not None and not _check.is_traced(tol):
+        tol = _check.number("tol", tol, low=0)
+    if tol is None:
+        tol = max(matrix.shape) * linalg.epsilon(matrix.dtype)
+    kept = s > tol * s[0]
+    if xp is np:
+        rank = max(int(kept.sum()), 1)
+        u, s, vh, kept = u[:, :rank], s[:rank], vh[:rank], kept[:rank]
+    inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(matrix.dtype)
+    left, right = cores[split - 1], cores[split]
+    cores[split - 1] = times_right(left, u * inverse[None])
+    cores[split] = vh.reshape(-1, *right.shape[1:])
+    return [c.conj() for c in cores], -exponent
+
+
+@placed
+def dense_product(a: TTMatrix, x: Any) -> jax.Array:
+    """Multiplies a TT-matrix by a dense array, the operator ``a @ x``, as `numpy.matmul`.
+
+    Args:
+      a: TTMatrix of shape (M, N), of which no dense matrix is made.
+      x: (N,), or (…, N, K); integers and Booleans become floating.
+
+    Returns:
+      (M,), or (…, M, K).
+
+    Raises:
+      ValueError: another size than N, or no axis.
+    """
+    single("a", a, TTMatrix)
+    x = _dense_operand(a, x, 1 if np.ndim(x) == 1 else -2, 1)
+    *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)  # a vector is one column
+    size = (*lead, a.shape[0], last) if x.ndim > 1 else (a.shape[0],)
+    return _dense_product(a, x, (math.prod(lead), *a.col_shape, last), size, transposed=False)
+
+
+@placed
+def dense_before(a: TTMatrix, x: Any) -> jax.Array:
+    """Multiplies a dense array by a TT-matrix, the operator ``x @ a``, as `numpy.matmul`.
+
+    Args:
+      a: TTMatrix of shape (M, N), of which no dense matrix is made.
+      x: (…, M).
+
+    Returns:
+      (…, N).
+
+    Raises:
+      ValueError: another size than M, or no axis.
+    """
+    single("a", a, TTMatrix)
+    x = _dense_operand(a, x, -1, 0)
+    lead = x.shape[:-1]
+    size = (*lead, a.shape[1])
+    return _dense_product(a, x, (math.prod(lead), *a.row_shape, 1), size, transposed=True)
+
+
+def _dense_operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
+    """Converts the dense factor of a TT-matrix product to an array; ValueError if sizes differ."""
+    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.inexact) and array.dtype.kind in "biu":
+        array = array.astype(a.dtype)
+    array = _check.inexact("x", array)
+    axis = axis if array.ndim else 0
+    if array.ndim == 0 or array.shape[axis if axis < 0 else 0] != a.shape[side]:
+        what = "columns" if side else "rows"
+        raise ValueError(
+            f"x: expected {a.shape[side]} entries along the axis that is summed over (the {what} "
+            f"of a {a.shape}), got shape {array.shape}"
+        )
+    return array
+
+
+def _dense_product(
+    a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
+) -> jax.Array:
+    """Contracts a TT-matrix, or its transpose, with a dense array, by NumPy or a JAX program."""
+    dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
+    if not math.prod(shape):
+        return on_device([np.zeros(size, dtype)])[0]
+    middle = [
+        c.shape if not transposed else (*c.shape[:1], *c.shape[2:0:-1], c.shape[3]) for c in a.cores
+    ]
+    plan = functools.cache(lambda: contract.plan(_expression(a.order), shape, *middle))
+    held = a.cores if linalg.is_host(x) else (*a.cores, x)
+    facts = {"key": ("dense product", shape, transposed), "work": lambda: plan().flops}
+    if choose_kernel("tt.TTMatrix @ array", held, dtype=np.dtype(dtype), **facts) is NUMPY:
+        host = [np.asarray(x), *map(np.asarray, a.cores)]
+        arrays, exponent = _scaled_operands(host, shape, dtype, transposed)
+        return on_device([linalg.scaled(plan().on_host(*arrays), exponent).reshape(size)])[0]
+    arrays, exponent = _scaled_operands([jnp.asarray(x), *a.cores], shape, dtype, transposed)
+    out = contract.einsum(_expression(a.order), *arrays, precision=_HIGHEST)
+    return linalg.scaled(out, exponent).reshape(size)
+
+
+def _scaled_operands(
+    arrays: Sequence[Any], shape: tuple[int, ...], dtype: Any, transposed: bool
+) -> tuple[list[Any], Any]:
+    """Casts and scales the arrays of a TT-matrix times dense array; returns the exponent too."""
+    x, *cores = (c.astype(dtype) for c in arrays)
+    cores, exponent = near_one([c.swapaxes(1, 2) for c in cores] if transposed else cores)
+    return [x.reshape(shape), *cores], exponent
+
+
+def _expression(order: int) -> str:
+    """Returns the einsum expression of the product of a TT-matrix with a dense array."""
+    names: Sequence[str] = [chr(0x100 + k) for k in range(3 * order + 3)]  # letters are too few
+    rows, columns, bonds = names[:order], names[order : 2 * order], names[2 * order : 3 * order + 1]
+    first, last = names[-2:]
+    pairs = zip(bonds[:-1], rows, columns, bonds[1:], strict=True)
+    terms = [first + "".join(columns) + last, *("".join(p) for p in pairs)]
+    return f"{','.join(terms)}->{first}{''.join(rows)}{last}"
