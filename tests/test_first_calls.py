@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorjax import _transfer, convert, mera, sketch, tt, tucker
-from tensorjax._formats import random_arrays, threefry_on_host
+from tensorjax._formats import random_arrays
 from tensorjax._kernels.table import NUMPY
 from tensorjax.nn import _initializers
 from tensorjax.sketch import _apply
@@ -355,15 +355,15 @@ def test_random_arrays_on_the_host_are_those_of_jax(dtype, monkeypatch):
 def test_keys_on_the_host_are_those_of_jax():
     for key in (jax.random.key(2**31 + 5), jax.random.PRNGKey(11)):
         with compilations() as compiled:
-            found = [*threefry_on_host.split_keys(key, 6)]
-            found.append(threefry_on_host.folded_key(key, 2**32 - 1))
+            found = [*random_arrays.split_keys(key, 6)]
+            found.append(random_arrays.folded_key(key, 2**32 - 1))
         assert not compiled
         expected = [*jax.random.split(key, 6), jax.random.fold_in(key, 2**32 - 1)]
         for f, e in zip(found, expected, strict=True):
             assert (f.dtype, f.committed) == (e.dtype, e.committed)
             assert (jax.random.key_data(f) == jax.random.key_data(e)).all()
     # Counts of more than 32 bits, as of arrays beyond 2^32 entries.
-    high, low = threefry_on_host.hashed(np.array([1, 2], np.uint32), np.array([2**32 + 3]))
+    high, low = random_arrays.hashed(np.array([1, 2], np.uint32), np.array([2**32 + 3]))
     expected = jax.extend.random.threefry2x32_p.bind(*np.array([1, 2, 1, 3], np.uint32)[:, None])
     assert (high[0], low[0]) == (int(expected[0][0]), int(expected[1][0]))
 
@@ -372,13 +372,13 @@ def test_keys_that_the_host_cannot_serve_are_left_to_jax():
     key = jax.random.key(0)
     others = [jax.random.key(0, impl="rbg"), jax.random.split(key), jnp.zeros((3, 2), np.uint32)]
     others.append(jax.device_put(key, jax.devices()[0]))  # committed
-    assert [threefry_on_host.words_of(k) for k in others] == [None] * 4
+    assert [random_arrays.words_of(k) for k in others] == [None] * 4
     seen = []
-    jax.jit(lambda k: seen.append(threefry_on_host.words_of(k)) or 0)(key)
-    jax.jit(lambda: seen.append(threefry_on_host.words_of(key)) or 0)()
-    jax.jit(lambda: seen.append(threefry_on_host.words_of(jax.random.PRNGKey(0))) or 0)()
+    jax.jit(lambda k: seen.append(random_arrays.words_of(k)) or 0)(key)
+    jax.jit(lambda: seen.append(random_arrays.words_of(key)) or 0)()
+    jax.jit(lambda: seen.append(random_arrays.words_of(jax.random.PRNGKey(0))) or 0)()
     with jax.threefry_partitionable(False):
-        seen.append(threefry_on_host.words_of(key))
+        seen.append(random_arrays.words_of(key))
     assert seen == [None] * 4
 
 

@@ -1,12 +1,15 @@
-"""Base class of the tensor formats: frozen pytrees with static fields, pickled and exported."""
+"""Base class of the tensor formats: frozen pytrees that are pickled, exported and printed."""
 
+import dataclasses
+import functools
+import json
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
 
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
+from tensorjax import _check
 
 
 class FrozenPytree:
@@ -74,3 +77,56 @@ class FrozenPytree:
     def __reduce__(self) -> tuple[Any, ...]:
         values = tuple([vars(self)[name] for name in self._fields])
         return rebuilt, (type(self), values, dtypes_of(self))
+
+
+def serializable(
+    kind: Any,
+    encode: Callable[[Any], Any] = lambda aux: aux,
+    decode: Callable[[Any], Any] = lambda aux: aux,
+) -> None:
+    """Registers a tensor format's pytree type for serialisation by `jax.export`.
+
+    Args:
+      kind: the type, which is registered with `jax.tree_util` already.
+      encode: its metadata as lists, numbers and strings; none by default.
+      decode: the inverse.
+    """
+    package = kind.__module__.split(".")[1].removeprefix("_")
+    jax.export.register_pytree_node_serialization(
+        kind,
+        serialized_name=f"tensorjax.{package}.{kind.__name__}",
+        serialize_auxdata=lambda aux: json.dumps(encode(aux)).encode(),
+        deserialize_auxdata=lambda saved: decode(json.loads(saved)),
+    )
+
+
+def dtypes_of(x: Any) -> tuple[Any, ...]:
+    """Returns the dtypes of a tensor format's leaves, which copies and pickles preserve."""
+    return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
+
+
+def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
+    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it."""
+    made = kind._unchecked(*fields)
+    for then, now in zip(dtypes, dtypes_of(made), strict=True):
+        if then != now:
+            _check.available(f"a pickled {kind.__name__}", then)
+    return made
+
+
+def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Decorates a tensor format's __repr__ or __str__ to list fields if leaves are no arrays.
+
+    JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
+    """
+
+    @functools.wraps(text)
+    def wrapped(self: Any) -> str:
+        try:
+            return text(self)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            fields = (f.name for f in dataclasses.fields(self))
+            listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+            return f"{type(self).__name__}({listed})"
+
+    return wrapped

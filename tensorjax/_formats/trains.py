@@ -26,8 +26,7 @@ from tensorjax._formats.arithmetic_operators import (
     whole_power,
 )
 from tensorjax._formats.array_protocol import is_scalar
-from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
+from tensorjax._formats.pytree_base import dtypes_of, rebuilt, serializable, shown
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 
 # Indices of a train that keep a mode of it whatever its order is: an integer may take the last one.

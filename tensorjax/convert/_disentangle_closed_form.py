@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.contractions import times_right
+from tensorjax.convert._two_site_tensors import normal
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -44,7 +45,7 @@ def _from_left(x: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     by_row = basis.transpose(1, 0, 2).reshape(m, -1)
 
     def contraction() -> np.ndarray:
-        c = _normal(rng, s, x.dtype)
+        c = normal(rng, (s, s), x.dtype)
         moved = times_right(basis, c + linalg.adjoint(c)).transpose(1, 0, 2).reshape(m, -1)
         h = linalg.matmul(moved, linalg.adjoint(by_row))
         return (h + linalg.adjoint(h)) / 2
@@ -61,8 +62,3 @@ def _from_left(x: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     turn[hub] = np.eye(n)
     aligned = linalg.matmul(spaces, linalg.adjoint(turn))
     return linalg.adjoint(aligned.transpose(1, 2, 0).reshape(m, m))
-
-
-def _normal(rng: np.random.Generator, s: int, dtype: np.dtype) -> np.ndarray:
-    c = rng.standard_normal((s, s)).astype(dtype)
-    return c + 1j * rng.standard_normal((s, s)) if dtype.kind == "c" else c

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import shown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.random_arrays import on_host, one_on_host
-from tensorjax._formats.threefry_on_host import folded_key, split_keys
+from tensorjax._formats.random_arrays import folded_key, on_host, one_on_host, split_keys
 from tensorjax._placement import placed
 from tensorjax._transfer import copied, on_device
 from tensorjax._typing import DTypeLike

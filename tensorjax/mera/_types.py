@@ -12,8 +12,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.arithmetic_operators import Namespace, Scalable, floating
 from tensorjax._formats.array_protocol import NoArray
-from tensorjax._formats.pytree_base import FrozenPytree
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import FrozenPytree, shown
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike
 from tensorjax.mera._wiring import Wiring, check_wiring

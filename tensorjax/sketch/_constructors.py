@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.random_arrays import drawn
-from tensorjax._formats.threefry_on_host import split, words_of
+from tensorjax._formats.random_arrays import drawn, split, words_of
 from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike, Key
 from tensorjax.sketch import _mode_sizes

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.pytree_base import serializable, shown
 from tensorjax._formats.random_arrays import on_host
-from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import serializable
 from tensorjax._transfer import on_device
 from tensorjax._typing import DType, DTypeLike
 

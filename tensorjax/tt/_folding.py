@@ -7,8 +7,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from tensorjax._formats.empty_modes import narrowed, widened
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.zero_padding import narrowed, widened
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import copied

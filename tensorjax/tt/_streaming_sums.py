@@ -11,8 +11,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import cast_in_range, settled
-from tensorjax._formats.random_arrays import one_on_host
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import one_on_host, split_keys
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

@@ -33,8 +33,7 @@ from tensorjax.tucker._indexing import item as item
 from tensorjax.tucker._norms_and_entries import distance, evaluate, inner, norm
 from tensorjax.tucker._rounding import orthogonalize, round
 from tensorjax.tucker._sums_and_padding import add, imag, pad, real, scale
-from tensorjax.tucker._to_dense import to_dense
-from tensorjax.tucker._to_tt import to_tt
+from tensorjax.tucker._to_dense_and_tt import to_dense, to_tt
 from tensorjax.tucker._types import Tucker
 
 __all__ = [

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
-from tensorjax._formats.random_arrays import scaled_normals
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import scaled_normals, split_keys
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
-from tensorjax.tucker._tucker_checks import kind
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._types import Tucker, kind
 
 
 @placed

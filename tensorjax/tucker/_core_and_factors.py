@@ -1,5 +1,6 @@
-"""Arithmetic on core and factors of a Tucker tensor: products with matrices, scaling, QR."""
+"""Arithmetic on core and factors of a Tucker tensor: products, scaling, QR, modes of size 0."""
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -31,6 +32,13 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
         image = linalg.matmul(m, unfold(core, k))
         core = xp.moveaxis(image.reshape(len(image), *core.shape[:k], *core.shape[k + 1 :]), 0, k)
     return core
+
+
+def with_dense_core(t: Tucker) -> Tucker:
+    """Multiplies out the core of a Tucker tensor if it is a train; returns others unchanged."""
+    if not isinstance(t.core, TT):
+        return t
+    return Tucker._unchecked(t.core._namespace.to_dense(t.core), t.factors)
 
 
 def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
@@ -112,3 +120,32 @@ def on_host(t: Tucker) -> Tucker:
     """Copies core and factors of a Tucker tensor to the host as NumPy arrays, double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)
+
+
+def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of Tucker tensors so that it accepts modes of size 0.
+
+    As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
+    """
+
+    @functools.wraps(f)
+    def wrapper(t: Tucker, *args: Any, **options: Any) -> Any:
+        if 0 not in t.shape:
+            return f(t, *args, **options)
+        wide: list[Any] = [_widened(a) if isinstance(a, Tucker) else a for a in (t, *args)]
+        return cut_modes(f(*wide, **options), t.shape)
+
+    return wrapper
+
+
+def _widened(t: Tucker) -> Tucker:
+    factors = (u if len(u) else np.zeros((1, u.shape[1]), u.dtype) for u in t.factors)
+    return Tucker._unchecked(t.core, tuple(map(jnp.asarray, factors)))
+
+
+def cut_modes(out: Any, shape: Sequence[int]) -> Any:
+    """Cuts the modes of a `Tucker` result to ``shape``; returns other results unchanged."""
+    if not isinstance(out, Tucker):
+        return out
+    factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))
+    return Tucker._unchecked(out.core, factors)

@@ -21,12 +21,11 @@ from tensorjax.tucker._core_and_factors import (
     on_host,
     scaled_back,
     times,
+    with_entries,
 )
-from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._sums_and_padding import aligned
-from tensorjax.tucker._tucker_checks import one
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._types import Tucker, one
 
 
 @placed

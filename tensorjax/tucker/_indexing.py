@@ -16,8 +16,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
 from tensorjax.tucker._norms_and_entries import evaluate
-from tensorjax.tucker._tucker_checks import one
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._types import Tucker, one
 
 
 @placed

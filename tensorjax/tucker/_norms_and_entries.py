@@ -29,11 +29,10 @@ from tensorjax.tucker._core_and_factors import (
     near_one_parts,
     on_host,
     times,
+    with_entries,
 )
-from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._sums_and_padding import aligned
-from tensorjax.tucker._tucker_checks import one
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._types import Tucker, one
 
 # Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25

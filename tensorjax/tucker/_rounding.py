@@ -29,13 +29,12 @@ from tensorjax.tucker._core_and_factors import (
     orthonormalized,
     scaled_back,
     times,
+    with_entries,
 )
 from tensorjax.tucker._decompositions.hosvd import feasible_ranks, st_hosvd
-from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._norms_and_entries import agree
 from tensorjax.tucker._sums_and_padding import pad
-from tensorjax.tucker._tucker_checks import check_core_rank, one
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._types import Tucker, check_core_rank, one
 
 
 @placed

@@ -18,10 +18,8 @@ from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tucker._constructors import ones_like
-from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back
-from tensorjax.tucker._to_dense import _with_dense_core
-from tensorjax.tucker._tucker_checks import check_core_rank, kind, one
-from tensorjax.tucker._types import Tucker
+from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, with_dense_core
+from tensorjax.tucker._types import Tucker, check_core_rank, kind, one
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
@@ -33,7 +31,7 @@ def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)
     if isinstance(x.core, TT) is not isinstance(y.core, TT):
-        x, y = _with_dense_core(x), _with_dense_core(y)
+        x, y = with_dense_core(x), with_dense_core(y)
     return x, y
 
 

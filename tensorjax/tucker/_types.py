@@ -1,4 +1,4 @@
-"""Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
+"""Tucker type, a frozen pytree of core and factors with NumPy's operators, and checks of arguments."""
 
 import dataclasses
 import math
@@ -12,8 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.arithmetic_operators import Multipliable, Namespace, floating
-from tensorjax._formats.pytree_base import FrozenPytree
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import FrozenPytree, shown
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
@@ -163,3 +162,31 @@ class Tucker(Multipliable, FrozenPytree, fields=("core", "factors")):
 def _shared_out(t: Tucker, exponent: Any) -> Tucker:
     leaves, structure = jax.tree.flatten(t)
     return jax.tree.unflatten(structure, shared_out(leaves, exponent))
+
+
+def kind(name: str, t: Any) -> None:
+    """Raises TypeError unless an argument is a `Tucker`, or a batch, of an enabled dtype."""
+    if not isinstance(t, Tucker):
+        raise TypeError(
+            f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
+        )
+    _check.held(name, t)
+
+
+def one(name: str, t: Any) -> None:
+    """Raises an error if ``t`` is not a single Tucker tensor: another type, or a batch of them."""
+    kind(name, t)
+    if t.factors[0].ndim != 2:
+        raise ValueError(
+            f"{name}: expected one Tucker, got a batch of them {t.factors[0].shape[:-2]}; "
+            "map the function over it with jax.vmap"
+        )
+
+
+def check_core_rank(t: Tucker, core_rank: Any) -> None:
+    """Raises ValueError if ``core_rank`` is given to a function of a Tucker with a dense core."""
+    if core_rank is not None and not isinstance(t.core, TT):
+        raise ValueError(
+            f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
+            "TT-ranks are those of a core that is a TT"
+        )

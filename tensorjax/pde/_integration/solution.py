@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import shown
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.accuracy import static_errors

@@ -11,8 +11,8 @@ from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import cast, cast_in_range, near_one, shared_out
-from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, Train, TTMatrix, single
+from tensorjax._formats.zero_padding import is_empty, zero_train
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

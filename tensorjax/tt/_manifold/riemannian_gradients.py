@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.empty_modes import is_empty
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.zero_padding import is_empty
 from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
 from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.threefry_on_host import folded_key
+from tensorjax._formats.random_arrays import folded_key
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import cross

@@ -26,7 +26,7 @@ from tensorjax._cores import scaling as balance
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import split_keys
 from tensorjax.linalg._arrays import namespace
 
 # Columns of the independent sketch that estimates the error made with a tolerance.

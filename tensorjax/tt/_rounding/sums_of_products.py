@@ -15,9 +15,9 @@ from tensorjax._cores import gram_rounding, randomized_rounding, scaling, trunca
 from tensorjax._cores.products import hadamard_core, matmul_core
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
-from tensorjax._formats.empty_modes import is_empty, narrowed, widened
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import split_keys
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.zero_padding import is_empty, narrowed, widened
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed_like

@@ -9,8 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb
-from tensorjax._formats.random_arrays import drawn
-from tensorjax._formats.threefry_on_host import split, words_of
+from tensorjax._formats.random_arrays import drawn, split, words_of
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.batch_sizes import rounded_up
 from tensorjax._kernels.choice import choose_kernel

@@ -14,9 +14,9 @@ from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import tall
 from tensorjax._eager import evaluated_eagerly
-from tensorjax._formats.empty_modes import narrowed
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import split_keys
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._formats.zero_padding import narrowed
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
 from tensorjax._kernels.table import CPP, HOST, NUMPY

@@ -10,8 +10,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.arithmetic_operators import Multipliable, Namespace
-from tensorjax._formats.pytree_base import FrozenPytree
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import FrozenPytree, shown
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, Scalar
 from tensorjax.tt._arrays.mode_products import mode_product

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._formats.arithmetic_operators import Namespace, Summable
-from tensorjax._formats.pytree_base import FrozenPytree
-from tensorjax._formats.representation import shown
+from tensorjax._formats.pytree_base import FrozenPytree, shown
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import DType
 

@@ -13,7 +13,7 @@ from tensorjax._cores.dense_decompositions import Decomposition, decomposed, den
 from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
-from tensorjax._formats.threefry_on_host import split_keys
+from tensorjax._formats.random_arrays import split_keys
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import HOST, SMALL
 from tensorjax._placement import placed
@@ -28,8 +28,8 @@ from tensorjax.linalg._subspaces.subspaces_on_host import (
     leading,
     times,
 )
+from tensorjax.tucker._core_and_factors import cut_modes
 from tensorjax.tucker._core_and_factors import times as multiplied
-from tensorjax.tucker._empty_modes import cut
 from tensorjax.tucker._sums_and_padding import pad
 from tensorjax.tucker._types import Tucker
 
@@ -233,7 +233,7 @@ _ST_HOSVD = Decomposition(
     at_once=_at_once,
     wrap=lambda parts: Tucker._unchecked(parts[-1], tuple(parts[:-1])),
     pad=pad,
-    cut=cut,
+    cut=cut_modes,
     ranks=lambda t: t.ranks,
     holds=_holds,
     lossless=lambda x: Tucker(jnp.asarray(x), [jnp.eye(n, dtype=x.dtype) for n in x.shape]),
