@@ -24,12 +24,11 @@ from tensorjax._cores.orthogonalization import short, triangles
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import in_range
 from tensorjax._cores.unfoldings import Cores, mode_unfolding, tall, wide
-from tensorjax.linalg._arrays import adjoint, energy, identity_like, matmul, where_positive
-from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._arrays import adjoint, energy, epsilon, identity_like, matmul, where_positive
 from tensorjax.linalg._powers_of_two import normalized
 from tensorjax.linalg._subspaces.choose import choose
 from tensorjax.linalg._subspaces.truncated_basis import left_basis
-from tensorjax.linalg._svd_eigh import eigh
+from tensorjax.linalg._svd_eigh_polar import eigh
 
 
 class Truncated(NamedTuple):

@@ -16,8 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
-from tensorjax.contract._pairwise_products import Step
+from tensorjax.contract._pairwise_products import Model, Slices, Step, levels, looped
 
 
 class Cost(NamedTuple):

@@ -15,17 +15,10 @@ from jax.core import Tracer
 from tensorjax import _check, _other_options, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
-from tensorjax.contract import (
-    _costs,
-    _execute,
-    _execute_on_host,
-    _operand_checks,
-    _pairwise_products,
-    _paths,
-)
+from tensorjax.contract import _costs, _execute, _operand_checks, _pairwise_products, _paths
 from tensorjax.contract import _einsum_parser as syntax
-from tensorjax.contract._cost_model_input import Model
 from tensorjax.contract._costs import Cost, table
+from tensorjax.contract._pairwise_products import Model
 from tensorjax.contract._paths import network_paths
 from tensorjax.contract._slicing import fit
 
@@ -163,7 +156,7 @@ class Plan:
         wide = np.dtype(_execute.sum_dtype(dtype))
         found = [np.asarray(x) for x in arrays]
         return np.asarray(
-            _execute_on_host.run(self._program.model, self.slices, found, wide), dtype
+            _execute.run_on_host(self._program.model, self.slices, found, wide), dtype
         )
 
     def _check(self, arrays: tuple[Any, ...]) -> None:

@@ -8,8 +8,8 @@ made once, before the loop.
 import math
 from collections.abc import Iterable, Iterator
 
-from tensorjax.contract._cost_model_input import Model, Slices
 from tensorjax.contract._costs import forward_walk, gradient_walk
+from tensorjax.contract._pairwise_products import Model, Slices
 
 _LARGEST = 6  # values whose indices are tried first
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax.convert._two_site_tensors import pairing, unfolded
-from tensorjax.linalg._riemannian_cg import line_search
-from tensorjax.linalg._stiefel import cayley, skew
+from tensorjax.linalg._riemannian_optimization import cayley, line_search, skew
 
 
 def least_entropy(x: np.ndarray, u: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:

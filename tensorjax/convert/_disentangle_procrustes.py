@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax.convert._two_site_tensors import normal, pairing, unfolded
-from tensorjax.linalg._stiefel import cayley, skew
+from tensorjax.linalg._riemannian_optimization import cayley, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
 _STALLED, _CHECKED_EVERY = 0.05, 8

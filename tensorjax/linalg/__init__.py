@@ -27,6 +27,8 @@ from tensorjax import _extras
 from tensorjax.linalg._arrays import (
     adjoint,
     energy,
+    epsilon,
+    factor_dtype,
     identity_like,
     is_host,
     matmul,
@@ -35,11 +37,8 @@ from tensorjax.linalg._arrays import (
     scale_columns,
     where_positive,
 )
-from tensorjax.linalg._cholesky_qr import orthonormal_rows
-from tensorjax.linalg._dtypes import epsilon, factor_dtype
 from tensorjax.linalg._gram import gram, host_energy, project
 from tensorjax.linalg._host_precision import VERIFY_BELOW
-from tensorjax.linalg._polar import polar
 from tensorjax.linalg._powers_of_two import (
     exponent_of,
     exponents_held,
@@ -48,13 +47,13 @@ from tensorjax.linalg._powers_of_two import (
     scaled,
     squares_fit,
 )
-from tensorjax.linalg._qr import after, qr, triangle
+from tensorjax.linalg._qr import after, orthonormal_rows, qr, triangle
 from tensorjax.linalg._subspaces.choose import METHODS, Method, choose
 from tensorjax.linalg._subspaces.full_spectrum import leading_eigenvectors
 from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
 from tensorjax.linalg._subspaces.square_factor import factor_near_one, square_factor
 from tensorjax.linalg._subspaces.truncated_basis import Basis, left_basis
-from tensorjax.linalg._svd_eigh import eigh, svd
+from tensorjax.linalg._svd_eigh_polar import eigh, polar, svd
 from tensorjax.linalg._truncated_svd import SVD, truncated_svd
 
 # What else is imported here is arithmetic for the packages above: their own business.

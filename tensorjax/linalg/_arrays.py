@@ -1,5 +1,6 @@
-"""Helpers for JAX and NumPy arrays alike: products, adjoints, roots, energies, random entries."""
+"""Helpers for JAX and NumPy arrays alike: products, adjoints, roots, energies, draws, dtypes."""
 
+import functools
 from typing import Any
 
 import jax
@@ -87,3 +88,20 @@ def energy(a: Array) -> Array:
     return xp.sum(
         xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1)
     )
+
+
+def factor_dtype(dtype: Any) -> Any:
+    """Returns the dtype in which to factorise a matrix: float32 for half precision."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
+
+
+@functools.cache
+def epsilon(dtype: Any) -> float:
+    """Returns the machine epsilon of a floating or complex dtype, half precision included."""
+    return float(jnp.finfo(dtype).eps)
+
+
+def wide(a: Array) -> Array:
+    """Casts a half-precision array to its factorisation dtype, single precision."""
+    dtype = factor_dtype(a.dtype)
+    return a if a.dtype == dtype else a.astype(dtype)

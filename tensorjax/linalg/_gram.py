@@ -11,12 +11,7 @@ from tensorjax import _check, _native
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import (
-    Array,
-    adjoint,
-    is_host,
-    matmul,
-)
+from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul
 
 # Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
 # transpose is several times slower in one piece.

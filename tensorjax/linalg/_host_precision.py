@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._arrays import epsilon
 from tensorjax.linalg._gram import host_energy
 from tensorjax.linalg._subspaces.subspaces_on_host import Asked
 

@@ -9,13 +9,21 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import JaxOrHost
-from tensorjax.linalg._arrays import Array, adjoint, energy, is_host, matmul, scale_columns
-from tensorjax.linalg._dtypes import epsilon, wide
+from tensorjax.linalg._arrays import (
+    Array,
+    adjoint,
+    energy,
+    epsilon,
+    is_host,
+    matmul,
+    scale_columns,
+    wide,
+)
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import Method, choose
 from tensorjax.linalg._subspaces.truncated_basis import left_basis
-from tensorjax.linalg._svd_eigh import svd
+from tensorjax.linalg._svd_eigh_polar import svd
 
 
 class SVD(NamedTuple):

@@ -17,7 +17,7 @@ from tensorjax._optax import transformation
 from tensorjax._placement import placed
 from tensorjax._typing import Optimizer
 from tensorjax.contract import einsum
-from tensorjax.linalg._riemannian_cg import riemannian_cg
+from tensorjax.linalg._riemannian_optimization import riemannian_cg
 from tensorjax.mera._overlap_network import _network
 from tensorjax.mera._types import MERA, Layer, single
 

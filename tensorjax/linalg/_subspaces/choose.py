@@ -6,7 +6,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import DTypeLike
-from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._arrays import epsilon
 
 Method = Literal["auto", "svd", "gram", "randomized"]
 METHODS = ("auto", "svd", "gram", "randomized")

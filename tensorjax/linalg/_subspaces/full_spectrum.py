@@ -6,13 +6,12 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
-from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul, root, scale_columns
+from tensorjax.linalg._arrays import Array, adjoint, epsilon, is_host, matmul, root, scale_columns
 from tensorjax.linalg._arrays import namespace as _xp
-from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._gram import gram
 from tensorjax.linalg._qr import qr
 from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, gram_floor
-from tensorjax.linalg._svd_eigh import eigh, svd
+from tensorjax.linalg._svd_eigh_polar import eigh, svd
 
 # Singular vectors recovered from the other side's are orthonormal to eps over this or better.
 _CLEAN = 1e-8

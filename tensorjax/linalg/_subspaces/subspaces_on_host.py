@@ -15,13 +15,11 @@ from tensorjax import _blas_threads
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax.linalg import _predicted_times
-from tensorjax.linalg._arrays import adjoint
-from tensorjax.linalg._cholesky_qr import orthonormalized
-from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._arrays import adjoint, epsilon
 from tensorjax.linalg._gram import host_energy, host_gram
-from tensorjax.linalg._qr import qr
+from tensorjax.linalg._qr import orthonormalized, qr
 from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, admitted, gram_floor
-from tensorjax.linalg._svd_eigh import eigh, svd
+from tensorjax.linalg._svd_eigh_polar import eigh, svd
 
 # Number of entries converted to a wider dtype at a time.
 _WIDENED = 2**18

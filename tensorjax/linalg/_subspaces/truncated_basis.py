@@ -16,13 +16,13 @@ from tensorjax.linalg._arrays import (
     Array,
     adjoint,
     energy,
+    epsilon,
     is_host,
     matmul,
     root,
     scale_columns,
 )
 from tensorjax.linalg._arrays import namespace as _xp
-from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import METHODS, Method
 from tensorjax.linalg._subspaces.full_spectrum import (

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.linalg._arrays import adjoint, matmul
-from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._arrays import adjoint, epsilon, matmul
 from tensorjax.linalg._qr import after, triangle
 
 Pair = tuple[jax.Array, jax.Array]

@@ -11,7 +11,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._formats.zero_padding import is_empty
 from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
-from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
+from tensorjax.linalg._riemannian_optimization import riemannian_cg as _riemannian_cg
 from tensorjax.tt._folding import fold, folded, unfold
 from tensorjax.tt._manifold.frames_and_variations import (
     Arrays,

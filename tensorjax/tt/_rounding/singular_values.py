@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, replicated
-from tensorjax.linalg._dtypes import factor_dtype
+from tensorjax.linalg._arrays import factor_dtype
 from tensorjax.tt._algebra import Train
 from tensorjax.tt._folding import folded
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores

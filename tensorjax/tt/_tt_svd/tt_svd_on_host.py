@@ -19,8 +19,8 @@ from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
-from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._gram import host_energy, host_gram, project
+from tensorjax.linalg._qr import orthonormalized
 from tensorjax.linalg._subspaces.choose import Method
 from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,

@@ -1,4 +1,4 @@
-"""Riemannian conjugate gradients with a line search, for any manifold, in Optax's form."""
+"""Riemannian optimisation: conjugate gradients for any manifold, Cayley transform of unitaries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +10,8 @@ from jax import lax
 from tensorjax._optax import transformation
 from tensorjax.linalg._arrays import (
     Array,
+    adjoint,
+    identity_like,
     is_host,
     namespace,
     where_positive,
@@ -117,3 +119,14 @@ def _host_loop(going: Callable[[Any], Any], step: Callable[[Any], Any], carry: A
     while going(carry):
         carry = step(carry)
     return carry
+
+
+def skew(a: Array) -> Array:
+    """Returns the skew-Hermitian part (a − aᴴ)/2 of a matrix."""
+    return (a - adjoint(a)) / 2
+
+
+def cayley(z: Array) -> Array:
+    """Computes the Cayley transform (1 − z/2)⁻¹ (1 + z/2), unitary for skew-Hermitian z."""
+    eye = identity_like(z.shape[-1], z)
+    return namespace(z).linalg.solve(eye - z / 2, eye + z / 2)

@@ -1,4 +1,4 @@
-"""SVD and Hermitian eigendecomposition with finite derivatives: by LAPACK or by XLA."""
+"""SVD, Hermitian eigendecomposition and polar factor with finite derivatives: by LAPACK or XLA."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,15 @@ from jax import lax
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import adjoint, eye_like, is_host, masked_reciprocal, matmul
+from tensorjax.linalg._arrays import (
+    adjoint,
+    eye_like,
+    is_host,
+    masked_reciprocal,
+    matmul,
+    scale_columns,
+    wide,
+)
 
 # Larger corrections are not taken: their first order would not hold, and many of them would leave
 # vectors that the steps of `_unitary` do not make orthonormal to roundoff.
@@ -242,3 +250,36 @@ def _short(x: jax.Array) -> jax.Array:
     """Zeroes the columns of an SVD's refinement step that are too long to be trusted."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))
+
+
+@placed
+def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Computes the polar decomposition a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
+
+    u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
+    Procrustes problem. For m < n, u has orthonormal rows instead.
+
+    Args:
+      a: (…, m, n), floating or complex; half precision is factored in single.
+
+    Returns:
+      (u (…, m, n), p (…, n, n)), in the dtype of ``a``.
+
+    Raises:
+      TypeError: ``a`` has an integer dtype. ValueError: it has fewer than two axes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import linalg
+      >>> u, p = linalg.polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
+      >>> print(jnp.round(u, 6) + 0.0)
+      [[ 0. -1.]
+       [ 1.  0.]]
+
+    Source: N. Higham, "Functions of Matrices" (SIAM, 2008), chapter 8; by the SVD.
+    """
+    a = _check.inexact("a", a, stays=True)  # type: ignore[assignment]
+    _check.matrices("a", a)
+    u, s, vh = svd(wide(a))
+    p = matmul(scale_columns(adjoint(vh), s), vh)
+    return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)
