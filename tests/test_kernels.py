@@ -22,8 +22,7 @@ from tensorjax._kernels.condition_type import Condition
 from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
-from tensorjax.mera import _to_dense as mera_to_dense
-from tensorjax.mera import _to_tt as mera_to_tt
+from tensorjax.mera import _to_dense_and_tt
 from tensorjax.sketch import _apply, _apply_on_host
 from tensorjax.tt import _inner_products, _overlaps, _products, _products_on_host
 from tensorjax.tt._arrays import mode_products, reshaping
@@ -308,10 +307,10 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "mera.to_dense": (
         lambda g: mera.to_dense(g.m),
-        (mera_to_dense, "host_copy"), (mera_to_dense, "_to_dense"), SINGLE,
+        (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_to_dense"), SINGLE,
     ),
     "mera.to_tt": (
-        lambda g: mera.to_tt(g.m), (mera_to_tt, "host_copy"), (mera_to_tt, "_exact"), SINGLE,
+        lambda g: mera.to_tt(g.m), (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_exact"), SINGLE,
     ),
     "sketch.apply": (
         lambda g: sketch.apply(g.p, g.data),

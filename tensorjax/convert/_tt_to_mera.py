@@ -17,13 +17,13 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
-from tensorjax.convert import _disentangle
-from tensorjax.convert._disentangle import Options
+from tensorjax.convert import _disentangler_search
+from tensorjax.convert._disentangler_iterations import applied, unfolded_pair
+from tensorjax.convert._disentangler_search import Options
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
-from tensorjax.convert._two_site_tensors import applied, unfolded_pair
 from tensorjax.mera import MERA, Layer, Wiring
-from tensorjax.mera._to_tt import exact_train
+from tensorjax.mera._to_dense_and_tt import exact_train
 from tensorjax.tt import TT
 
 Method = Literal["procrustes", "entropy", "identity", "qr"]
@@ -351,7 +351,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
     tail = purse.allowed()
     plain = _leading(x, tail)
     seen = x if options.gauge == "center" else pair.joined(options.gauge)
-    found = _disentangle.find(x, seen, tail, plain.u.shape[1], options)
+    found = _disentangler_search.find(x, seen, tail, plain.u.shape[1], options)
     basis, y, u = plain, x, None
     if found.u is not None:
         turned = applied(found.u, x)

@@ -21,7 +21,7 @@ from tensorjax import _extras
 from tensorjax._optax import Transformation
 from tensorjax.mera._causal_cone import ConeLayer, causal_cone, expectation
 from tensorjax.mera._overlap_network import inner, norm
-from tensorjax.mera._random import random
+from tensorjax.mera._random_and_sampling import random, sample
 from tensorjax.mera._refine import (
     RefineInfo,
     conjugate_gradient,
@@ -30,9 +30,7 @@ from tensorjax.mera._refine import (
     stiefel,
     tangent,
 )
-from tensorjax.mera._sampled_configurations import sample
-from tensorjax.mera._to_dense import to_dense
-from tensorjax.mera._to_tt import to_tt
+from tensorjax.mera._to_dense_and_tt import to_dense, to_tt
 from tensorjax.mera._types import MERA, Layer
 from tensorjax.mera._wiring import Wiring, wirings
 

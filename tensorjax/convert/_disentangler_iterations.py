@@ -1,4 +1,4 @@
-"""Procrustes and Gauss–Newton steps that lower the energy of a two-site tensor beyond a rank.
+"""Iterations on disentanglers of two-site tensors: Procrustes, Gauss–Newton, least Rényi entropy.
 
 All of it runs by NumPy, on the host: matrix shapes differ from pair to pair and from rank to rank,
 so that JAX would compile a program for nearly every factorisation.
@@ -10,12 +10,45 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.convert._two_site_tensors import normal, pairing, unfolded
-from tensorjax.linalg._riemannian_optimization import cayley, skew
+from tensorjax._cores.contractions import einsum, times_mode
+from tensorjax.linalg._riemannian_optimization import cayley, line_search, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
 _STALLED, _CHECKED_EVERY = 0.05, 8
 _INNER = 30  # conjugate-gradient steps in one Gauss–Newton step
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Draws normal entries for a search of disentanglers, real or complex, by a NumPy generator."""
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
+
+
+def unfolded(y: np.ndarray, n: int) -> np.ndarray:
+    """Unfolds two-site tensors (…, r₁, n₁ n₂, r₂) across their middle to (r₁ n₁) × (n₂ r₂)."""
+    *batch, r, m, s = y.shape
+    return y.reshape(*batch, r * n, m // n * s)
+
+
+def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the adjoint of the linear map z ↦ z y for a two-site tensor y, as a function.
+
+    With a batch of tensors y, (b, r₁, m, r₂), there is a map for each.
+    """
+    right = np.ascontiguousarray(y.conj().swapaxes(-1, -2))
+    expression = "imj,ijp->mp" if y.ndim == 3 else "bimj,bijp->bmp"
+    return lambda a: einsum(expression, a.reshape(y.shape), right)
+
+
+def unfolded_pair(x: np.ndarray) -> np.ndarray:
+    """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
+    r, n, k, s = x.shape
+    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
 
 
 class _States(NamedTuple):
@@ -185,3 +218,56 @@ def _least_squares(states: _States, goal: _Goal) -> np.ndarray:
 
 def _squared(z: np.ndarray) -> np.ndarray:
     return np.square(np.abs(z)).sum(axis=(1, 2))
+
+
+def least_entropy(x: np.ndarray, u: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:
+    """Minimises the Rényi entropy of a two-site tensor over unitaries; returns both.
+
+    Conjugate gradients in the Lie algebra of skew-Hermitian matrices, with the Polak–Ribière rule.
+    The entropy of order two needs matrix products only.
+
+    Args:
+      x: pair (r₁, n₁, n₂, r₂).
+      u: unitary (n₁ n₂, n₁ n₂) to start from.
+      iterations: steps taken.
+    """
+    r, n, second, s = x.shape
+    x = (x / np.linalg.norm(x)).reshape(r, n * second, s)
+    direction, past = np.zeros_like(u), np.zeros_like(u)
+    length = np.float64(1)
+    for _ in range(iterations):
+        y = linalg.matmul(u, x)
+        value, gradient = _entropy_and_gradient(y, n)
+        g = skew(gradient)
+        before = linalg.energy(past)
+        turn = max(np.vdot(g, g - past).real, 0) / before if before > 0 else 0.0
+        d = turn * direction - g
+        slope = np.vdot(d, g).real
+        if slope >= 0:
+            d, slope = -g, -linalg.energy(g)
+        t = line_search(_along(d, y, n), value, slope, length)
+        u = linalg.matmul(cayley(t * d), u)
+        direction, past, length = d, g, 2 * (t if t > 0 else np.float64(0.5))
+    return u, float(_entropy(linalg.matmul(u, x), n))
+
+
+def _along(d: np.ndarray, y: np.ndarray, n: int) -> Callable[[Any], Any]:
+    return lambda t: _entropy(linalg.matmul(cayley(t * d), y), n)
+
+
+def _entropy(y: np.ndarray, n: int) -> np.float64:
+    return -np.log(linalg.energy(linalg.gram(_wide(unfolded(y, n)))))
+
+
+def _entropy_and_gradient(y: np.ndarray, n: int) -> tuple[np.float64, np.ndarray]:
+    """Computes a two-site tensor's Rényi entropy, and its gradient in a unitary's generator."""
+    matrix = unfolded(y, n)
+    rows = matrix.shape[0] <= matrix.shape[1]
+    g = linalg.gram(matrix if rows else linalg.adjoint(matrix))
+    size = linalg.energy(g)
+    moved = linalg.matmul(g, matrix) if rows else linalg.matmul(matrix, g)
+    return -np.log(size), pairing(y)(moved) * (-4 / size)
+
+
+def _wide(matrix: np.ndarray) -> np.ndarray:
+    return matrix if matrix.shape[0] <= matrix.shape[1] else linalg.adjoint(matrix)
