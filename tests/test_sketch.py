@@ -15,7 +15,13 @@ import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 from tensorjax import sketch, tt
-from tensorjax.sketch import _apply, _bounds, _fourth_moments, _mode_groups, _mode_sizes
+from tensorjax.sketch import (
+    _apply,
+    _fourth_moments,
+    _mode_groups,
+    _mode_sizes,
+    _variance_and_bounds,
+)
 
 KEY = jax.random.key(7)
 N3 = (3, 4, 5)
@@ -911,8 +917,8 @@ def test_the_tail_bound_of_one_factor_holds() -> None:
 
 def test_minimal_dimensions() -> None:
     assert sketch.johnson_lindenstrauss_min_dim(1000, 0.5, order=1) == 387
-    assert _bounds.guaranteed_shape(1000, 0.5) == (1566, 1566)
-    assert _bounds.guaranteed_shape(1000, 0.5, rank=100) == (1566, 16)
+    assert _variance_and_bounds.guaranteed_shape(1000, 0.5) == (1566, 1566)
+    assert _variance_and_bounds.guaranteed_shape(1000, 0.5, rank=100) == (1566, 16)
     assert sketch.johnson_lindenstrauss_min_dim(1000, 0.5, rank=100) == 1566 * 16
     assert sketch.johnson_lindenstrauss_min_dim(1, 0.5) > 0
     sizes = [
@@ -930,7 +936,7 @@ def test_distances_are_kept_at_the_minimal_dimension(rank: int, law: str) -> Non
     """Structured points, on which a Kronecker map is at its worst, and none too many failures."""
     points, draws, eps, delta = 4, 100, 0.9, 0.4
     n = (24, 24)
-    m = _bounds.guaranteed_shape(points, eps, delta=delta, rank=rank)
+    m = _variance_and_bounds.guaranteed_shape(points, eps, delta=delta, rank=rank)
     u, v = jax.random.normal(KEY, (2, points, 24))
     x = (u[:, :, None] * v[:, None, :]).reshape(points, -1)
     i, j = np.triu_indices(points, 1)

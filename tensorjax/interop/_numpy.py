@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.interop._formats import Format, single
+from tensorjax.interop._checks_and_imports import Format, single
 from tensorjax.mera import MERA, Layer
 from tensorjax.tt import TT, TTMatrix
 from tensorjax.tucker import Tucker

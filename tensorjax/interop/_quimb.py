@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import balanced
-from tensorjax.interop._formats import optional, single
+from tensorjax.interop._checks_and_imports import optional, single
 from tensorjax.tt import TT, TTMatrix
 
 

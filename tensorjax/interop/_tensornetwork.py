@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.interop._formats import Format, optional, single
+from tensorjax.interop._checks_and_imports import Format, optional, single
 from tensorjax.mera import MERA, Layer
 from tensorjax.tt import TT, TTMatrix
 from tensorjax.tucker import Tucker

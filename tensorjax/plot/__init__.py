@@ -18,8 +18,7 @@ with _extras.needed_by("tensorjax.plot"):
     from tensorjax.plot._densities import coordinates, history, marginal
     from tensorjax.plot._memory import memory, schedule, shards
     from tensorjax.plot._networks import network
-    from tensorjax.plot._patches import patches
-    from tensorjax.plot._spectra import ranks, singular_values
+    from tensorjax.plot._ranks_and_patches import patches, ranks, singular_values
 
 __all__ = [
     "coordinates",

@@ -27,11 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from tensorjax import _extras
 from tensorjax.sketch._apply import apply
-from tensorjax.sketch._bounds import johnson_lindenstrauss_min_dim, variance_bound
 from tensorjax.sketch._constructors import cp_rows, gaussian, khatri_rao, sparse, tt_rows, ttrp
 from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 from tensorjax.sketch._train_input import to_tt_matrix
-from tensorjax.sketch._variance import variance
+from tensorjax.sketch._variance_and_bounds import (
+    johnson_lindenstrauss_min_dim,
+    variance,
+    variance_bound,
+)
 
 if TYPE_CHECKING:
     from tensorjax.sketch.estimator import TTRandomProjection

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _extras, tt
-from tensorjax.sketch import _bounds, _sparse_input
+from tensorjax.sketch import _sparse_input, _variance_and_bounds
 from tensorjax.sketch._apply import apply
 from tensorjax.sketch._constructors import ttrp
 from tensorjax.sketch._map_types import Kronecker
@@ -168,7 +168,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         d = len(self.in_shape) if self.in_shape is not None else self.order or 2
 
         def shape(order: int) -> tuple[int, ...]:
-            return _bounds.guaranteed_shape(
+            return _variance_and_bounds.guaranteed_shape(
                 n_samples, self.eps, delta=self.delta, order=order, rank=self.rank
             )
 
