@@ -103,10 +103,9 @@ ELSEWHERE = {
     "_transfer.py": "where constants are made, which are the same",
     "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",
     "_formats/random_arrays.py": "how random arrays are made, which changes none",
-    "_formats/threefry_on_host.py": "how random bits are made, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
-    "linalg/_svd_eigh.py": "results of one platform are refined",
+    "linalg/_svd_eigh_polar.py": "results of one platform are refined",
     "offload/_training/computation/engine.py": "whose memory the optimiser's is",
 }
 
@@ -310,7 +309,8 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
         (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_to_dense"), SINGLE,
     ),
     "mera.to_tt": (
-        lambda g: mera.to_tt(g.m), (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_exact"), SINGLE,
+        lambda g: mera.to_tt(g.m),
+        (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_exact"), SINGLE,
     ),
     "sketch.apply": (
         lambda g: sketch.apply(g.p, g.data),

@@ -68,7 +68,7 @@ def decomposed(
 ) -> Any:
     """Decomposes a dense array by ``how``, TT-SVD or HOSVD, to a tolerance, to ranks or to both."""
     _check.choice("method", method, linalg.METHODS)
-    if 0 in x.shape:  # one without entries is zero: see `tensorjax._formats.empty_modes`
+    if 0 in x.shape:  # one without entries is zero: see `tensorjax._formats.zero_padding`
         zero = np.zeros([max(n, 1) for n in x.shape], dtype)
         return how.cut(decomposed(how, zero, dtype, tol, ranks, method, key), x.shape)
     if tol is not None and how.kernel(x, tol) is NUMPY:

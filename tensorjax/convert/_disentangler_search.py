@@ -20,9 +20,10 @@ identity, that of little Rényi entropy, random ones) each try goes through
 No unitary gets below K = max(⌈rank of x's left leg / n₁⌉, ⌈rank of its right leg / n₂⌉): reaching
 that bound ends a search with a proof.
 
-Suppose that some unitary r takes the pair x (r₁, n₁ n₂, r₂) to one of rank K across the middle, so
-that r x = Σ_k L[a, i, k] R[k, j, b], and that r₁ = n₁ K. The vectors x[a, ·, ·] then span all of
-rᴴ (C^n₁ ⊗ W) with a space W of dimension K in C^n₂ ⊗ C^r₂. Let P be the projector on it: every
+A closed form serves pairs with a saturated bond on one side. Suppose that some unitary r takes the
+pair x (r₁, n₁ n₂, r₂) to one of rank K across the middle, so that r x = Σ_k L[a, i, k] R[k, j, b],
+and that r₁ = n₁ K. The vectors x[a, ·, ·] then span all of rᴴ (C^n₁ ⊗ W) with a space W of
+dimension K in C^n₂ ⊗ C^r₂. Let P be the projector on it: every
 contraction of P over the right leg, Σ C[b, c] P[(·, b), (·, c)], is rᴴ (1 ⊗ h) r with some h. The
 eigenspaces of one contraction by a random Hermitian C are rᴴ (C^n₁ ⊗ e_j), each with a basis of its
 own; the blocks of a second one between them are multiples of the unitaries that align these bases.

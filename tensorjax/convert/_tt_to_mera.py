@@ -117,7 +117,7 @@ def tt_to_mera(
 
     Source: Batselier, Cichocki, Wong, arXiv 1912.09775. Departures, ours: ranks are searched, not
     given; the budget covers the bonds too; disentanglers are found from several starts, among them
-    a closed form, and finished by Gauss–Newton steps; see `tensorjax.convert._disentangle`.
+    a closed form, and finished by Gauss–Newton steps; see `tensorjax.convert._disentangler_search`.
     """
     single("t", t, TT, entries=True)
     _check.tol_or_rank(tol, None, t)

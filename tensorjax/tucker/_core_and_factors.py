@@ -125,7 +125,7 @@ def on_host(t: Tucker) -> Tucker:
 def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function of Tucker tensors so that it accepts modes of size 0.
 
-    As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
+    As `tensorjax._formats.zero_padding`: such a mode has one index, of zeros, meanwhile.
     """
 
     @functools.wraps(f)

@@ -1,4 +1,4 @@
-"""Tucker type, a frozen pytree of core and factors with NumPy's operators, and checks of arguments."""
+"""Tucker type, a frozen pytree of core and factors with NumPy's operators, and argument checks."""
 
 import dataclasses
 import math
