@@ -148,27 +148,6 @@ def _remedy(dtype: Any) -> str:
     return "convert it first, for example with .astype(float)"
 
 
-_ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call
-
-
-def matrices(name: str, x: Any, *, square: bool = False, half: bool = True) -> None:
-    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced.
-
-    Of half precision only where ``half`` says so.
-    """
-    if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
-        raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
-    unmasked(name, x)
-    if not half and x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(
-            f"{name}: expected single or double precision, got {x.dtype}, which LAPACK and XLA do "
-            "not factorise; cast it by .astype(np.float32)"
-        )
-    if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
-        kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
-        raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")
-
-
 def core(name: str, x: Any) -> Any:
     """Checks an argument that is to be a tensor's core: returns an array, or raises TypeError.
 
@@ -289,15 +268,6 @@ def function(name: str, value: Any) -> Any:
     if not callable(value):
         raise TypeError(f"{name}: expected a function, got {short(value)}")
     return value
-
-
-def optimizer(name: str, value: Any) -> None:
-    """Raises TypeError unless an argument is an optimiser in Optax's form."""
-    if not all(callable(getattr(value, method, None)) for method in ("init", "update")):
-        raise TypeError(
-            f"{name}: expected a transformation as Optax makes them, with init and update, got "
-            f"{type(value).__name__}"
-        )
 
 
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:

@@ -1,4 +1,4 @@
-"""Gradient transformations in Optax's form that work without Optax installed."""
+"""Gradient transformations in Optax's form, without Optax installed, and the check of one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,3 +31,12 @@ def transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
     except ModuleNotFoundError:
         return Transformation(init, update)
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_optimizer(name: str, value: Any) -> None:
+    """Raises TypeError unless an argument is an optimiser in Optax's form."""
+    if not all(callable(getattr(value, method, None)) for method in ("init", "update")):
+        raise TypeError(
+            f"{name}: expected a transformation as Optax makes them, with init and update, got "
+            f"{type(value).__name__}"
+        )

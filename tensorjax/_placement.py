@@ -28,7 +28,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tensorjax import _check, _other_options
+from tensorjax import _check, _other_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +79,7 @@ def _placed(function: Callable[..., Any], rule: Rule) -> Any:
             return _in_auto_mode(run, mesh, rule, args, options)
         except TypeError as error:
             known = inspect.signature(function).parameters if options else ()
-            _other_options.explain(function.__name__, known, options, error)
+            _other_names.explain(function.__name__, known, options, error)
             raise
 
     wrapped.is_placed = True  # type: ignore[attr-defined]

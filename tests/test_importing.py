@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _other_options, _version_report, contract, tt
-from tensorjax.tt import _other_names
+from tensorjax import _extras, _native, _other_names, _version_report, contract, tt
 from tests.public_surface import PACKAGES, module
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -241,7 +240,7 @@ def test_names_of_other_libraries_lead_to_ours(theirs: str, ours: str) -> None:
 
 
 def test_names_of_other_libraries_are_none_of_ours() -> None:
-    for theirs, hint in _other_names._ELSEWHERE.items():
+    for theirs, hint in _other_names.FUNCTIONS.items():
         assert not {*theirs.split()} & {*tt.__all__}
         for name in re.findall(r"\btt\.(\w+)", hint):
             assert hasattr(tt, name), name
@@ -271,9 +270,9 @@ def test_hints_name_options_that_the_function_has() -> None:
         if not hasattr(function, "is_placed"):
             continue
         known = inspect.signature(function).parameters
-        for theirs in " ".join(_other_options._ELSEWHERE).split():
+        for theirs in " ".join(_other_names.OPTIONS).split():
             problem = TypeError(f"{name}() got an unexpected keyword argument '{theirs}'")
-            _other_options.explain(name, known, [theirs], problem)
+            _other_names.explain(name, known, [theirs], problem)
             for option in re.findall(r"(\w+)=", "".join(getattr(problem, "__notes__", ()))):
                 assert option in known, (name, theirs)
 

@@ -1,7 +1,7 @@
 """Executors of a planned contraction: `jax.lax` operations in a program, and NumPy on the host.
 
-In a program every product is one `jax.lax.dot_general`, so that XLA sees batched matrix products and
-nothing else. Slices are taken inside `jax.lax.scan`; the body of the scan is a
+In a program every product is one `jax.lax.dot_general`, so that XLA sees batched matrix products
+and nothing else. Slices are taken inside `jax.lax.scan`; the body of the scan is a
 `jax.checkpoint`, so that the backward pass keeps the operands and no intermediate of any slice.
 """
 

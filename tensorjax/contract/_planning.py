@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tensorjax import _check, _other_options, _symbolic
+from tensorjax import _check, _other_names, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
 from tensorjax.contract import _costs, _execute, _operand_checks, _pairwise_products, _paths
@@ -339,7 +339,7 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     for name in options:
         if name not in _EINSUM_OPTIONS:
             error = TypeError(f"einsum() got an unexpected keyword argument {name!r}")
-            _other_options.explain("einsum", _EINSUM_OPTIONS, options, error)
+            _other_names.explain("einsum", _EINSUM_OPTIONS, options, error)
             raise error
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))

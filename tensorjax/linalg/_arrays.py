@@ -11,7 +11,8 @@ from jax import lax
 from tensorjax import _check
 
 Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
-_HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
+_ARRAYS = (np.ndarray, jax.Array)  # unions would be made anew in every call
+_HOST = (np.ndarray, np.generic)
 
 
 def is_host(a: Array) -> bool:
@@ -105,3 +106,23 @@ def wide(a: Array) -> Array:
     """Casts a half-precision array to its factorisation dtype, single precision."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)
+
+
+def check_matrices(name: str, x: Any, *, square: bool = False, half: bool = True) -> None:
+    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced.
+
+    Of half precision only where ``half`` says so.
+    """
+    if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
+        raise TypeError(
+            f"{name}: expected a floating-point or complex array, got {_check.short(x)}"
+        )
+    _check.unmasked(name, x)
+    if not half and x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{name}: expected single or double precision, got {x.dtype}, which LAPACK and XLA do "
+            "not factorise; cast it by .astype(np.float32)"
+        )
+    if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
+        kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
+        raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")

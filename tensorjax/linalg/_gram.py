@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax import _check, _native
+from tensorjax import _native
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul
+from tensorjax.linalg._arrays import Array, adjoint, check_matrices, is_host, matmul
 
 # Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
 # transpose is several times slower in one piece.
@@ -45,7 +45,7 @@ def gram(a: AnyArray) -> AnyArray:
 
     Source: ours.
     """
-    _check.matrices("a", a)
+    check_matrices("a", a)
     n = a.shape[-1]
     if is_host(a):
         return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))  # type: ignore[return-value]

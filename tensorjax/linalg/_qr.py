@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
+    check_matrices,
     epsilon,
     eye_like,
     identity_like,
@@ -68,7 +68,7 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; the derivative where pivots vanish is ours.
     """
-    _check.matrices("a", a, half=False)
+    check_matrices("a", a, half=False)
     return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import (
     adjoint,
+    check_matrices,
     eye_like,
     is_host,
     masked_reciprocal,
@@ -59,7 +60,7 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     Source: LAPACK or XLA; derivatives and refinement are ours, the latter akin to T. Ogita,
     K. Aishima, J. Comput. Appl. Math. 382, 113085 (2021).
     """
-    _check.matrices("a", a, half=False)
+    check_matrices("a", a, half=False)
     if is_host(a):
         return _lapack_svd(a)  # type: ignore[return-value]
     return placed(_svd)(a)  # type: ignore[return-value]
@@ -177,7 +178,7 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; derivatives and refinement are ours, as for `svd`.
     """
-    _check.matrices("a", a, square=True, half=False)
+    check_matrices("a", a, square=True, half=False)
     if is_host(a):
         try:
             w, v = np.linalg.eigh(a)
@@ -279,7 +280,7 @@ def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     Source: N. Higham, "Functions of Matrices" (SIAM, 2008), chapter 8; by the SVD.
     """
     a = _check.inexact("a", a, stays=True)  # type: ignore[assignment]
-    _check.matrices("a", a)
+    check_matrices("a", a)
     u, s, vh = svd(wide(a))
     p = matmul(scale_columns(adjoint(vh), s), vh)
     return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

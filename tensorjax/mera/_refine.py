@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT
 from tensorjax._formats.trains import single as single_train
-from tensorjax._optax import transformation
+from tensorjax._optax import check_optimizer, transformation
 from tensorjax._placement import placed
 from tensorjax._typing import Optimizer
 from tensorjax.contract import einsum
@@ -176,7 +176,7 @@ def stiefel(inner: Optimizer) -> Optimizer:
 
     Source: ours; projection and retraction are those of `tangent` and `retract`.
     """
-    _check.optimizer("inner", inner)
+    check_optimizer("inner", inner)
     # Plain transformations take nothing but gradients, state and parameters.
     kinds = {p.kind for p in inspect.signature(inner.update).parameters.values()}
     takes_extra = inspect.Parameter.VAR_KEYWORD in kinds

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tensorjax import _check
+from tensorjax._optax import check_optimizer
 from tensorjax._typing import PyTree, Tree
 
 
@@ -130,7 +130,7 @@ def state_shardings(
 
     Source: ours.
     """
-    _check.optimizer("optimizer", optimizer)
+    check_optimizer("optimizer", optimizer)
     state = jax.eval_shape(optimizer.init, params)
     placed = shardings(specs, mesh)
 

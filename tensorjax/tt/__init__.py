@@ -41,9 +41,9 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from tensorjax import _extras
+from tensorjax import _extras, _other_names
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import _other_names, functions, patches, quantics
+from tensorjax.tt import functions, patches, quantics
 from tensorjax.tt._algebra import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin

@@ -6,7 +6,16 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
-from tensorjax.linalg._arrays import Array, adjoint, epsilon, is_host, matmul, root, scale_columns
+from tensorjax.linalg._arrays import (
+    Array,
+    adjoint,
+    check_matrices,
+    epsilon,
+    is_host,
+    matmul,
+    root,
+    scale_columns,
+)
 from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._gram import gram
 from tensorjax.linalg._qr import qr
@@ -119,7 +128,7 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
     Source: ours.
     """
-    _check.matrices("g", g, square=True)
+    check_matrices("g", g, square=True)
     rank = _check.integer("rank", rank, low=1, high=g.shape[-1])
     w, v = eigh(g)
     w = jnp.maximum(w, 0)

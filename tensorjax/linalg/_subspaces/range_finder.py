@@ -4,7 +4,7 @@ import jax
 
 from tensorjax import _check
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import adjoint, matmul, random_like
+from tensorjax.linalg._arrays import adjoint, check_matrices, matmul, random_like
 from tensorjax.linalg._qr import qr
 
 # Extra columns of a random sketch: the error is then within a few per cent of the best, and the
@@ -40,7 +40,7 @@ def range_finder(
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
     """
-    _check.matrices("a", a)
+    check_matrices("a", a)
     rank = _check.integer("rank", rank, low=1, high=min(a.shape[-2:]))
     power = _check.integer("power", power, low=0)
     q = qr(matmul(a, random_like(key, (a.shape[-1], rank), a)))[0]

@@ -15,6 +15,7 @@ from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
+    check_matrices,
     energy,
     epsilon,
     is_host,
@@ -142,7 +143,7 @@ def _is_in_range(found: Basis, a: np.ndarray) -> bool:
 
 def check_options(a: Any, rank: Any, share: Any, method: Any, key: Any = None) -> None:
     """Checks the arguments of a search for a leading subspace."""
-    _check.matrices("a", a)
+    check_matrices("a", a)
     if rank is not None:
         _check.integer("rank", rank, low=0)
     if share is not None and not _check.is_traced(share):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tensorjax import _check, linalg
+from tensorjax import linalg
+from tensorjax._optax import check_optimizer
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.labelled_transformations import Named, alike, kind, named
 from tensorjax.offload._training.storage.device_to_host import cpu, to_host
@@ -43,7 +44,7 @@ class HostOptimizer:
     """
 
     def __init__(self, transformation: Any, compute_dtype: Any = None) -> None:
-        _check.optimizer("optimizer", transformation)
+        check_optimizer("optimizer", transformation)
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else _floating(compute_dtype)
         self.device = cpu()

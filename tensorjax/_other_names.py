@@ -1,10 +1,11 @@
-"""Hints in errors for options of other libraries: the option or the call that serves here."""
+"""Hints in errors for functions and options of other libraries: what serves here."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
 
 # Options that functions have in SciPy, torchTT, TT-Toolbox, teneva, t3f, quimb or ITensor: names
 # there, and by options here the hint for functions that have it (with "", for all functions).
-_ELSEWHERE = {
+OPTIONS = {
     "accuracy cutoff eps epsilon rtol": {"tol": "the relative error allowed is tol="},
     "chi_max max_bond max_tt_rank maxdim r_max rmax": {
         "max_rank": "TT-ranks are bounded by max_rank=",
@@ -19,7 +20,7 @@ _ELSEWHERE = {
     "initial_guess v0": {"x0": "a search starts from x0="},
 }
 # Options that only one function has elsewhere.
-_OF_FUNCTIONS = {
+_OPTIONS_OF_ONE = {
     "eigsh": {
         "which": "eigsh computes the lowest eigenpairs (SciPy's 'SA'); the largest are those of "
         "-A, with values negated",
@@ -32,6 +33,37 @@ _OF_FUNCTIONS = {
     "einsum": {"dtype": "the result has the common dtype of the operands, or the one that "
                "preferred_element_type= gives"},
 }  # fmt: skip
+
+# Names that functions of tensor trains have in NumPy, torchTT, teneva, TT-Toolbox or quimb.
+FUNCTIONS = {
+    "abs angle cos exp log sign sin sqrt tanh": "tt.map(jnp.{name}, t, tol=...)",
+    "als als_solve amen_solve fast_mv_solve gmres": "tt.solve",
+    "amen_mv matmat": "a @ x",
+    "array as_tt tt_svd svd": "tt.from_dense",
+    "compress rounding truncate": "tt.round",
+    "const full_like": "c * tt.ones(shape)",
+    "cross_interpolation dmrg_cross func_int function_interpolate": "tt.cross",
+    "diag": "tt.diagonal, tt.diagonal_matrix",
+    "dmrg eig eigb eigs": "tt.eigsh",
+    "dot vdot": "tt.inner, x @ y",
+    "einsum": "tt.tensordot, tensorjax.contract.einsum",
+    "expand_dims stack": "t[None], tt.concatenate",
+    "eye": "tt.identity",
+    "flip": "t[::-1]",
+    "full": "tt.to_dense, or c * tt.ones(shape)",
+    "get": "t[i, j, k], tt.evaluate",
+    "load save": "numpy.savez with interop.to_numpy, interop.from_numpy",
+    "max min optima_tt": "tt.argmax, tt.argmin",
+    "mul multiply": "x * y, tt.hadamard",
+    "orth orthogonal": "tt.orthogonalize",
+    "outer": "tt.kron",
+    "qlaplace_dd laplacian": "tt.chain_operator, tt.quantics.laplacian",
+    "rand randn": "tt.random",
+    "squeeze": "t[..., 0]",
+    "std": "tt.var",
+    "sub subtract": "x - y",
+    "swapaxes transpose_modes": "tt.permute",
+}
 
 
 def explain(
@@ -48,10 +80,26 @@ def explain(
     text = str(error)
     if not text.startswith(f"{function}() got an unexpected keyword argument"):
         return
-    own = {names: {"": hint} for names, hint in _OF_FUNCTIONS.get(function, {}).items()}
-    for names, hints in (*own.items(), *_ELSEWHERE.items()):
+    own = {names: {"": hint} for names, hint in _OPTIONS_OF_ONE.get(function, {}).items()}
+    for names, hints in (*own.items(), *OPTIONS.items()):
         if any(f"'{name}'" in text for name in names.split() if name in options):
             for option, hint in hints.items():
                 if not option or option in known:
                     error.add_note(hint)
                     return
+
+
+def missing(package: str) -> Callable[[str], NoReturn]:
+    """Returns ``tensorjax.tt.__getattr__``, whose error translates other libraries' names.
+
+    Type checkers must not see it: to them all names would be attributes then.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        found: Any = next(
+            (ours for theirs, ours in FUNCTIONS.items() if name in theirs.split()), ""
+        )
+        hint = f"; see {found.format(name=name)}" if found else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+
+    return refuse
