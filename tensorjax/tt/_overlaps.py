@@ -1,4 +1,4 @@
-"""Overlaps Σ x_i y_i of two tensor trains: by NumPy or C++ on the host, by C++ or XLA in programs."""
+"""Overlaps Σ x_i y_i of two trains: on the host by NumPy or C++, in programs by C++ or XLA."""
 
 import functools
 import math
