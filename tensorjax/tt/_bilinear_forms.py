@@ -19,6 +19,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt import _overlaps
+from tensorjax.tt._broadcasting import sizes_of
 from tensorjax.tt._folding import fold
 
 
@@ -171,23 +172,19 @@ def _checked(name: str, trains: Any) -> list[Any]:
         raise ValueError(f"{name}: expected one or more trains, got none")
     for k, t in enumerate(found):
         single(f"{name}[{k}]", t, *(kind for kind in (TT, TTMatrix) if isinstance(found[0], kind)))
-        if _sizes(t) != _sizes(found[0]):
-            raise ValueError(f"{name}[{k}]: expected shape {_sizes(found[0])}, got {_sizes(t)}")
+        if sizes_of(t) != sizes_of(found[0]):
+            raise ValueError(f"{name}[{k}]: expected shape {sizes_of(found[0])}, got {sizes_of(t)}")
     return found
-
-
-def _sizes(t: Any) -> Any:
-    return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
 
 
 def _check_shapes(x: Any, y: Any, matrix: TTMatrix | None) -> None:
     if type(x) is not type(y) or (matrix is not None and not isinstance(x, TT)):
         kinds = "two lists of one kind" if matrix is None else "lists of TT beside a matrix"
         raise TypeError(f"expected {kinds}, got {type(x).__name__} and {type(y).__name__}")
-    wanted = (_sizes(x), _sizes(x)) if matrix is None else (matrix.row_shape, matrix.col_shape)
-    if (_sizes(x), _sizes(y)) != wanted:
+    wanted = (sizes_of(x), sizes_of(x)) if matrix is None else (matrix.row_shape, matrix.col_shape)
+    if (sizes_of(x), sizes_of(y)) != wanted:
         raise ValueError(
-            f"expected trains of shapes {wanted[0]} and {wanted[1]}, got {_sizes(x)}, {_sizes(y)}"
+            f"expected trains of shapes {wanted[0]} and {wanted[1]}, got {sizes_of(x)}, {sizes_of(y)}"
         )
 
 

@@ -82,6 +82,11 @@ def mode_shapes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
     return [c.shape[1 - t._core_ndim : -1] for c in t.cores]
 
 
+def sizes_of(t: TT | TTMatrix) -> Any:
+    """Returns the shape of a train, of a TT-matrix those of its rows and of its columns."""
+    return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
+
+
 def _repeated(t: Any, modes: Sequence[tuple[int, ...]]) -> Any:
     """Broadcasts the cores of a train to given mode sizes."""
     lead = t._core_ndim

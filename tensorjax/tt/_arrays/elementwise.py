@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, Train, TTMatrix, single
+from tensorjax._formats.trains import Train, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._broadcasting import together
+from tensorjax.tt._broadcasting import sizes_of, together
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
@@ -84,13 +84,9 @@ def _common(trains: Sequence[Any]) -> list[Any]:
         given[0], _ = together(given[0], t)
     for k, t in enumerate(given):
         given[k], _ = together(t, given[0])
-        if _sizes(given[k]) != _sizes(given[0]):
-            raise ValueError(f"trains[{k}]: expected shape {_sizes(given[0])}, got {_sizes(t)}")
+        if sizes_of(given[k]) != sizes_of(given[0]):
+            raise ValueError(f"trains[{k}]: expected shape {sizes_of(given[0])}, got {sizes_of(t)}")
     return given
-
-
-def _sizes(t: Any) -> Any:
-    return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
 
 
 @placed
