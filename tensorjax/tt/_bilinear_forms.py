@@ -182,9 +182,10 @@ def _check_shapes(x: Any, y: Any, matrix: TTMatrix | None) -> None:
         kinds = "two lists of one kind" if matrix is None else "lists of TT beside a matrix"
         raise TypeError(f"expected {kinds}, got {type(x).__name__} and {type(y).__name__}")
     wanted = (sizes_of(x), sizes_of(x)) if matrix is None else (matrix.row_shape, matrix.col_shape)
-    if (sizes_of(x), sizes_of(y)) != wanted:
+    got = sizes_of(x), sizes_of(y)
+    if got != wanted:
         raise ValueError(
-            f"expected trains of shapes {wanted[0]} and {wanted[1]}, got {sizes_of(x)}, {sizes_of(y)}"
+            f"expected trains of shapes {wanted[0]} and {wanted[1]}, got {got[0]}, {got[1]}"
         )
 
 
