@@ -133,7 +133,7 @@ def test_a_habit_gets_a_program(monkeypatch):
     counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
     assert counts == [*range(1, 11), 10, 10, 10]
     half = x.astype(jnp.float32).astype(jnp.bfloat16)
-    assert _overlaps.inner(half, half) is None
+    assert _overlaps.inner_on_host(half, half) is None
 
 
 def test_new_sites_numbers_of_rows_and_batches_compile_nothing():

@@ -21,7 +21,6 @@ from tensorjax.tt import _overlaps
 from tensorjax.tt._algebra import conj
 from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._overlaps import overlap
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
 
@@ -61,7 +60,7 @@ def inner(x: Train, y: Train) -> jax.Array:
     of complex trains, are programs.
     """
     x, y = aligned(x, y)
-    value = _overlaps.inner(cast(TT, x), cast(TT, y))
+    value = _overlaps.inner_on_host(cast(TT, x), cast(TT, y))
     value = _inner(x, y) if value is None else value
     powers = functools.partial(_overlaps.powers, cast(TT, x), cast(TT, y))
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
@@ -69,7 +68,7 @@ def inner(x: Train, y: Train) -> jax.Array:
 
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
-    return linalg.scaled(*overlap(conj(x), y))
+    return linalg.scaled(*_overlaps.overlap(conj(x), y))
 
 
 @placed
@@ -101,26 +100,15 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2.
     """
-    value = _overlaps.norm(cast(TT, x))
+    value = _overlaps.norm_on_host(cast(TT, x))
     value = _norm(x) if value is None else value
     powers = functools.partial(_overlaps.norm_powers, cast(TT, x))
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
 
-def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes the squared norm of a tensor train as (m, e), which means m·4^e."""
-    mantissa, exponent = overlap(conj(x), x, True)
-    mantissa, shift = linalg.normalized(mantissa.real)
-    half = (exponent + shift) // 2
-    return linalg.scaled(mantissa, exponent + shift - 2 * half), half
-
-
-squared_norm_by_program = jax.jit(squared_norm)
-
-
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    mantissa, exponent = overlap(conj(x), x, True)
+    mantissa, exponent = _overlaps.overlap(conj(x), x, True)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
@@ -162,7 +150,8 @@ def distance(x: Train, y: Train) -> jax.Array:
     real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
     if choose_kernel("tt.distance", (x, y)) is PROGRAM:
-        return _distance(x.cores, y.cores).astype(real)
+        length, exponent = difference(x.cores, y.cores)
+        return (np if linalg.is_host(length) else jnp).ldexp(length, exponent).astype(real)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
@@ -172,11 +161,6 @@ def distance(x: Train, y: Train) -> jax.Array:
     power = power_of_ten(length, exponent)
     powers = power, lambda: math.inf  # that of equal trains is roundoff, or zero
     return held("the distance", on_device([value])[0], lambda: powers, NORM_REMEDY.format("x - y"))
-
-
-def _distance(xs: Any, ys: Any) -> Any:
-    length, exponent = difference(xs, ys)
-    return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
 
 
 @placed
@@ -203,7 +187,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Source: ours.
     """
     t = cast(TT, t)
-    found = _overlaps.squared_norm(t)
+    found = _overlaps.squared_norm_on_host(t)
     if found is None:
         return _log_norm(t)
     square, half = found
@@ -214,7 +198,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
 
 @jax.jit
 def _log_norm(t: TT) -> jax.Array:
-    square, half = squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
+    square, half = _overlaps.squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
     none = square <= 0
     log = jnp.log(jnp.where(none, 1, square)) / 2 + half.astype(square.dtype) * math.log(2)
     return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
@@ -243,11 +227,6 @@ def normalize(t: Train) -> Train:
 
     Source: ours.
     """
-    return _normalize(t)
-
-
-@as_train
-def _normalize(t: Any) -> Any:
     return _normalized(t)
 
 
@@ -256,12 +235,13 @@ _near_one = jax.jit(linalg.normalized)
 _over = jax.jit(lambda core, root, e: linalg.scaled(core / root, e))
 
 
-def _normalized(t: TT) -> TT:
+@as_train
+def _normalized(t: Any) -> Any:
     if choose_kernel("tt.log_norm", t.cores) is PROGRAM:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    found = _overlaps.squared_norm(TT._unchecked(tuple(cores)))
+    found = _overlaps.squared_norm_on_host(TT._unchecked(tuple(cores)))
     assert found is not None  # by the same row of the table
     square, half = found
     if not square <= 0:
@@ -277,7 +257,7 @@ def _normalized_by_programs(t: TT) -> TT:
     small = TT._unchecked(
         tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
     )
-    square, half = squared_norm_by_program(small)
+    square, half = _overlaps.squared_norm_by_program(small)
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
     roots = [root] + [jnp.ones_like(root)] * (t.order - 1)

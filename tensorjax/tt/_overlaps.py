@@ -19,6 +19,7 @@ from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
+from tensorjax.tt._algebra import conj
 from tensorjax.tt._evaluation.entries_on_host import near_one, on_host
 from tensorjax.tt._products_on_host import common_dtype, mode_sums
 
@@ -30,7 +31,7 @@ _overlap_in_one_call = jax.jit(_native.overlap)
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def inner(x: TT, y: TT) -> jax.Array | None:
+def inner_on_host(x: TT, y: TT) -> jax.Array | None:
     """Computes ⟨x, y⟩ of two tensor trains by NumPy; None if compiled code is better."""
     found = _overlap(x, y, "inner")
     if found is None or isinstance(found, jax.Array):
@@ -39,7 +40,7 @@ def inner(x: TT, y: TT) -> jax.Array | None:
         return on_device([np.asarray(linalg.scaled(*found))])[0]
 
 
-def norm(x: TT) -> jax.Array | None:
+def norm_on_host(x: TT) -> jax.Array | None:
     """Computes ‖x‖ of a tensor train by NumPy, on the host; None if compiled code is better."""
     found = _overlap(x, x, "norm")
     if found is None or isinstance(found, jax.Array):
@@ -52,7 +53,7 @@ def norm(x: TT) -> jax.Array | None:
         return on_device([np.asarray(np.ldexp(root, half))])[0]
 
 
-def squared_norm(x: TT) -> tuple[Any, int] | None:
+def squared_norm_on_host(x: TT) -> tuple[Any, int] | None:
     """Computes ‖x‖² of a tensor train by NumPy as (m, e) for m·4^e; None if compiled is better.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
@@ -160,6 +161,17 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     if choose_kernel(operation, (*x.cores, *y.cores), TRACE) is CPP:
         return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y, same)
+
+
+def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
+    """Computes the squared norm of a tensor train as (m, e), which means m·4^e."""
+    mantissa, exponent = overlap(conj(x), x, True)
+    mantissa, shift = linalg.normalized(mantissa.real)
+    half = (exponent + shift) // 2
+    return linalg.scaled(mantissa, exponent + shift - 2 * half), half
+
+
+squared_norm_by_program = jax.jit(squared_norm)
 
 
 def _operation(same: bool) -> str:
