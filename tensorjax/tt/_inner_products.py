@@ -150,8 +150,7 @@ def distance(x: Train, y: Train) -> jax.Array:
     real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
     if choose_kernel("tt.distance", (x, y)) is PROGRAM:
-        length, exponent = difference(x.cores, y.cores)
-        return (np if linalg.is_host(length) else jnp).ldexp(length, exponent).astype(real)
+        return distance_of_cores(x.cores, y.cores).astype(real)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
@@ -161,6 +160,12 @@ def distance(x: Train, y: Train) -> jax.Array:
     power = power_of_ten(length, exponent)
     powers = power, lambda: math.inf  # that of equal trains is roundoff, or zero
     return held("the distance", on_device([value])[0], lambda: powers, NORM_REMEDY.format("x - y"))
+
+
+def distance_of_cores(xs: Any, ys: Any) -> Any:
+    """Computes ‖x − y‖ of two trains of NumPy or JAX cores, with no check of its range."""
+    length, exponent = difference(xs, ys)
+    return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
 
 
 @placed

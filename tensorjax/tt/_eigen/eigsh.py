@@ -20,7 +20,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._eigen.lowest_pairs_search import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_eigenpair import Search, Status, Sweep, widened
-from tensorjax.tt._inner_products import _distance
+from tensorjax.tt._inner_products import distance_of_cores
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
 _ORDER = ("converged", "energy", "max_rank", "stalled", "max_sweeps")
@@ -302,8 +302,8 @@ def _checked_operator(a: Any, tol: Any) -> _Operator:
     square = held.cores
     cores = [c.reshape(len(c), -1, c.shape[-1]) for c in square]
     adjoint = [c.conj().swapaxes(1, 2).reshape(b.shape) for b, c in zip(cores, square, strict=True)]
-    size = float(_distance(cores, [0 * c[:1, :, :1] for c in cores]))
-    apart = float(_distance(cores, adjoint))
+    size = float(distance_of_cores(cores, [0 * c[:1, :, :1] for c in cores]))
+    apart = float(distance_of_cores(cores, adjoint))
     if apart > linalg.epsilon(a.dtype) ** 0.5 * size:
         raise ValueError(
             f"A: expected a Hermitian operator, got ‖A − Aᴴ‖ = {apart / size:.2g} ‖A‖; "
