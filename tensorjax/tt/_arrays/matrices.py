@@ -1,4 +1,4 @@
-"""Matrices as trains: trace, diagonal, pseudo-inverse, and products with dense arrays."""
+"""Functions of TT-matrices: trace, diagonal, products with arrays; pseudo-inverses of trains."""
 
 import functools
 import math
