@@ -1,4 +1,4 @@
-"""Bilinear forms ⟨x, A y⟩ of a TT-matrix, and inner products of all pairs of two lists of trains."""
+"""Bilinear forms ⟨x, A y⟩ of a TT-matrix, and inner products of pairs of trains of two lists."""
 
 import functools
 from collections.abc import Sequence
