@@ -22,7 +22,7 @@ PARTS = {
     "_placement": "checks",
     "_formats/trains:single": "checks",
     "_formats/trains:known": "checks",
-    "tt/_algebra:on_folded": "checks",
+    "tt/_folding:on_folded": "checks",
     "_kernels/choice": "choice",
     "_kernels/conditions": "choice",
     "_kernels/first_calls": "choice",
