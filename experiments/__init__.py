@@ -14,6 +14,7 @@ An experiment is a folder of this package. Its ``__init__.py`` only describes it
     EXPERIMENTS = (
         Experiment(
             name="ttrp",
+            title="Random projections",
             module="experiments.ttrp.distances",
             paper="Feng et al., arXiv 2010.10797",
             summary="mean and variance of pairwise-distance ratios (Table 1)",
