@@ -102,6 +102,18 @@ TASKS = {
     "entanglement entropy": (
         f"{NOTEBOOKS}/mera_of_a_critical_chain", f"{NOTEBOOKS}/quimb_and_tensornetwork",
     ),
+    "sample from a Bayesian posterior": ("how_to",),
+    "which inputs of my simulator matter most": ("how_to", "api/tt_statistics"),
+    "uncertainty quantification of a simulation": ("how_to", f"{NOTEBOOKS}/black_box_by_cross"),
+    "partition function of the 2D Ising model": ("how_to",),
+    "vibrational energy levels of a molecule": ("how_to",),
+    "Schrödinger equation": ("how_to",),
+    "thermal state at finite temperature": ("how_to",),
+    "heat equation implicit time steps": ("how_to",),
+    "convolution of two functions on a fine grid": ("how_to", "api/tt_quantics"),
+    "compress a large array to a given error": ("how_to",),
+    "what is a TT-rank": ("concepts/glossary", "concepts/formats"),
+    "what does the status unseen mean": ("concepts/glossary", "api/tt_cross", "concepts/errors"),
 }  # fmt: skip
 # The site's scripts, with what they want of a browser, and queries given as JSON.
 RUN = """
