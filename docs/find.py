@@ -38,7 +38,7 @@ TASKS = {
         "quickstart", "api/tt_solve", f"{NOTEBOOKS}/poisson_and_ground_states",
     ),
     "sample from a density given as a train": (
-        "api/tt_statistics", f"{NOTEBOOKS}/completion_and_sampling",
+        "how_to", "api/tt_statistics", f"{NOTEBOOKS}/completion_and_sampling",
     ),
     "two-dimensional tensor parallel GPT-2": (
         "methods/tp2d", "api/parallel", f"{NOTEBOOKS}/tensor_parallelism",
@@ -112,7 +112,7 @@ TASKS = {
     "heat equation implicit time steps": ("how_to",),
     "convolution of two functions on a fine grid": ("how_to", "api/tt_quantics"),
     "compress a large array to a given error": ("how_to",),
-    "what is a TT-rank": ("concepts/glossary", "concepts/formats"),
+    "TT-rank": ("concepts/glossary", "concepts/formats"),
     "what does the status unseen mean": ("concepts/glossary", "api/tt_cross", "concepts/errors"),
 }  # fmt: skip
 # The site's scripts, with what they want of a browser, and queries given as JSON.

@@ -62,7 +62,9 @@ def ranks(
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if labels is not None:
-        ax.legend()
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend above the lines
+        ax.legend(loc="upper left", fontsize=8)
     return ax
 
 
