@@ -118,7 +118,8 @@ def run(config: Config, run: Run) -> None:
         both = {w: spread(r["ratio"] for r in ratios if r["what"] == w) for w in ("write", "read")}
         said = "; ".join(f"{what}s {text}" for what, text in both.items() if text)
         if said:
-            run.compare(f"speed over other ways of storage: {said}")
+            few = "; of so few turns that they tell little" if config.repeats < 3 else ""
+            run.compare(f"speed over other ways of storage: {said}{few}")
 
 
 def peers() -> list[dict[str, str]]:
