@@ -96,7 +96,7 @@ def schedule(
     ax = axes_of(ax, 8.0, 3.2)
     handles = spans.draw(trace, ax, steps)
     if handles:
-        ax.legend(handles=handles, loc="upper right", fontsize=8)
+        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     return ax
 
 
