@@ -38,7 +38,7 @@ TASKS = {
         "quickstart", "api/tt_solve", f"{NOTEBOOKS}/poisson_and_ground_states",
     ),
     "sample from a density given as a train": (
-        "api/tt_statistics", f"{NOTEBOOKS}/completion_and_sampling",
+        "how_to", "api/tt_statistics", f"{NOTEBOOKS}/completion_and_sampling",
     ),
     "two-dimensional tensor parallel GPT-2": (
         "methods/tp2d", "api/parallel", f"{NOTEBOOKS}/tensor_parallelism",
@@ -102,6 +102,18 @@ TASKS = {
     "entanglement entropy": (
         f"{NOTEBOOKS}/mera_of_a_critical_chain", f"{NOTEBOOKS}/quimb_and_tensornetwork",
     ),
+    "sample from a Bayesian posterior": ("how_to",),
+    "which inputs of my simulator matter most": ("how_to", "api/tt_statistics"),
+    "uncertainty quantification of a simulation": ("how_to", f"{NOTEBOOKS}/black_box_by_cross"),
+    "partition function of the 2D Ising model": ("how_to",),
+    "vibrational energy levels of a molecule": ("how_to",),
+    "Schrödinger equation": ("how_to",),
+    "thermal state at finite temperature": ("how_to",),
+    "heat equation implicit time steps": ("how_to",),
+    "convolution of two functions on a fine grid": ("how_to", "api/tt_quantics"),
+    "compress a large array to a given error": ("how_to",),
+    "TT-rank": ("concepts/glossary", "concepts/formats"),
+    "what does the status unseen mean": ("concepts/glossary", "api/tt_cross", "concepts/errors"),
 }  # fmt: skip
 # The site's scripts, with what they want of a browser, and queries given as JSON.
 RUN = """

@@ -1,9 +1,11 @@
 // Scores of the search: pages for users come before those about the code itself.
 var Scorer = {
   score: (result) => {
-    const [docname, title, anchor, descr, score] = result;
+    const [docname, title, anchor, descr, found] = result;
+    const score = anchor && !descr ? found + 5 : found; // a heading with all words typed, in their order
     if (/^(architecture|kernels|offload_threads|changes|generated\/changelog)/.test(docname)) return score - 12;
     if (/^(index|api\/index|generated\/)/.test(docname)) return score - 1;
+    if (docname === "concepts/glossary" && !anchor) return score - 3; // words of many pages stand there
     return score;
   },
   objNameMatch: 11,

@@ -14,6 +14,7 @@ An experiment is a folder of this package. Its ``__init__.py`` only describes it
     EXPERIMENTS = (
         Experiment(
             name="ttrp",
+            title="Random projections",
             module="experiments.ttrp.distances",
             paper="Feng et al., arXiv 2010.10797",
             summary="mean and variance of pairwise-distance ratios (Table 1)",
@@ -41,7 +42,7 @@ The module it names holds the options and the work::
         run.metric("mean", rows[0]["mean"])
         run.compare(f"mean {rows[0]['mean']:.3f}", abs(rows[0]["mean"] - 1) <= 0.05)
 
-``claim`` and what `Run.compare` records beside it head the report; a benchmark has neither.
+``claim`` and what `Run.compare` records beside it head the report; a benchmark has no claim.
 Every field of ``Config`` becomes a command-line option, with its docstring as the help and
 the value of ``Config()``, or of ``Config.quick()`` under ``--quick``, as the default. A
 folder may hold several experiments, named ``folder/part``: one entry of ``EXPERIMENTS`` each.

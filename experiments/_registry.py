@@ -15,6 +15,7 @@ class Experiment:
 
     Attributes:
         name: What ``run`` is given: the folder, or ``folder/part``.
+        title: What it is in a few words, the heading of its part of the report; the name if empty.
         module: Full name of the module that holds ``Config`` and ``run``.
         paper: Citation of the source, with its arXiv number where it has one.
         summary: What is reproduced: the table, the figure, the claim.
@@ -34,6 +35,7 @@ class Experiment:
     paper: str
     summary: str
     quick: str
+    title: str = ""
     claim: str = ""
     basis: str = ""
     extra: str = "experiments"

@@ -8,6 +8,12 @@ from experiments._registry import Experiment, discover
 from experiments._report_html import MEASUREMENT, Html
 from experiments._results import read_csv, read_runs, short, write_atomically
 
+LEGEND = (
+    "Each card has the claim of a paper, what the latest run here found, what of the paper was "
+    "read (basis; “recalled” is unverified), and whether the claim holds in this run. The title "
+    "leads to figures and tables; the command runs it again. Small, quick runs are marked so; a "
+    "benchmark claims nothing and is a measurement."
+)
 Entry = tuple[Experiment, dict[str, Any]]
 Names = Sequence[str]
 Rows = Iterable[Sequence[str]]
@@ -18,6 +24,7 @@ class Card(NamedTuple):
 
     Attributes:
         name: Of the experiment.
+        title: Heading of its part of the page.
         claim: Of the paper, or what is measured.
         ours: What the run found.
         basis: What of the paper was read, and the paper.
@@ -26,6 +33,7 @@ class Card(NamedTuple):
     """
 
     name: str
+    title: str
     claim: str
     ours: str
     basis: str
@@ -102,10 +110,11 @@ def fill(page: Markdown | Html, latest: Sequence[Entry], results: Path) -> None:
     """Writes a report page: provenance of the runs, a card for each, then each run in full."""
     page.heading(1, "tensorjax: results")
     page.paragraph(". ".join(made(run for _, run in latest)) + ".")
+    page.paragraph(LEGEND)
     papers_first = sorted(latest, key=lambda entry: not entry[0].claim)
     page.cards([card(*entry) for entry in papers_first])
-    for experiment, run in latest:
-        page.heading(2, experiment.name)
+    for experiment, run in papers_first:
+        page.heading(2, heading(experiment))
         page.paragraph(
             f"{experiment.summary[:1].upper()}{experiment.summary[1:]}. Source: {experiment.paper}."
         )
@@ -131,6 +140,12 @@ def made(runs: Iterable[dict[str, Any]]) -> Iterator[str]:
         yield "Some runs had uncommitted changes: see the last table of each"
 
 
+def heading(experiment: Experiment) -> str:
+    """Returns the heading of an experiment's part of the page: its title, with its name."""
+    named = experiment.title and experiment.title != experiment.name
+    return f"{experiment.title} ({experiment.name})" if named else experiment.name
+
+
 def card(experiment: Experiment, run: dict[str, Any]) -> Card:
     """Returns the summary card of an experiment's latest run."""
     outcome = run.get("outcome") or {"ours": "", "holds": None}
@@ -138,6 +153,7 @@ def card(experiment: Experiment, run: dict[str, Any]) -> Card:
     basis = f"{experiment.basis}: {experiment.paper}" if experiment.basis else experiment.paper
     return Card(
         experiment.name,
+        heading(experiment),
         experiment.claim or experiment.summary,
         outcome["ours"] or "see its tables",
         basis,

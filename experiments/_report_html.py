@@ -13,7 +13,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr));
          gap: 1rem; padding: 0; }
 .cards li { list-style: none; border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; }
-.cards h3, .cards p { margin: 0 0 .4rem; } .cards b { font-weight: 600; }
+.cards h3, .cards p { margin: 0 0 .4rem; }
+.cards h3 { font-size: 1.05rem; } .cards b { font-weight: 600; }
 code { font-size: .85em; background: var(--soft); padding: .1em .3em; border-radius: .3em; }
 .cards code { display: block; white-space: nowrap; overflow-x: auto; font-size: .72em; }
 .verdict { font-weight: 600; } .holds { color: #16803c; } .fails { color: #c2410c; }
@@ -105,13 +106,13 @@ class Html:
 
 
 def _card(card: "tuple[str, ...]") -> str:
-    name, claim, ours, basis, verdict, command = map(html.escape, card)
+    _, title, claim, ours, basis, verdict, command = map(html.escape, card)
     kind = {"holds": "holds", "does": "fails"}.get(verdict.split()[0], "")
     what = "Measures" if verdict == MEASUREMENT else "Claim"
     said = {what: claim, "Ours": ours, "Basis": basis}
     lines = "".join(f"<p><b>{label}</b>: {text}</p>" for label, text in said.items())
     return (
-        f'<li><h3><a href="#{_anchor(card[0])}">{name}</a></h3>'
+        f'<li><h3><a href="#{_anchor(card[1])}">{title}</a></h3>'
         f'<p class="verdict {kind}">{verdict}</p>{lines}<p><code>{command}</code></p></li>\n'
     )
 

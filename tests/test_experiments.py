@@ -386,6 +386,13 @@ def test_every_experiment_of_the_toolkit_has_a_source() -> None:
         assert importlib.util.find_spec(experiment.module)
 
 
+def test_every_experiment_has_a_title_of_its_own() -> None:
+    """The report's headings, which its cards link to."""
+    found = [experiment.title for experiment in _registry.discover().values()]
+    assert all(found)
+    assert len(set(found)) == len(found)
+
+
 def test_published_rows_are_joined_on_all_keys() -> None:
     ours = [{"d": 2, "r": 1, "e": 0.1}, {"d": 2, "r": 2, "e": 0.2}]
     joined = _results.beside(ours, ["d", "r"], [{"d": 2, "r": 2, "e": 0.3, "s": 9}], "peer")

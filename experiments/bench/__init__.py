@@ -7,16 +7,33 @@ from experiments import Experiment
 _PEERS = ("quimb", "teneva", "tensorly", "threadpoolctl", "tntorch", "torch", "torchTT")
 
 
+TITLES = {
+    "core": "Tensor trains beside other libraries",
+    "solvers": "Solvers beside other libraries",
+    "pde": "Fokker–Planck equations beside other libraries",
+    "layers": "Layers beside dense ones",
+    "store": "Tensor store beside other storage",
+    "gpt2": "A step of GPT-2, written three ways",
+    "history": "Times over commits",
+    "device": "Measurements on an accelerator",
+}
+
+
 def _bench(name: str, summary: str, quick: str, packages: tuple[str, ...], **more: Any) -> Any:
     """Describes a benchmark as an `Experiment`, by default without a paper."""
     options = {
         "module": f"experiments.bench.{name}",
-        "paper": "none: our own measurement beside public libraries",
+        "paper": "our own measurement beside public libraries",
         "alone": True,
         **more,
     }
     return Experiment(
-        name=f"bench/{name}", summary=summary, quick=quick, packages=packages, **options
+        name=f"bench/{name}",
+        title=TITLES[name],
+        summary=summary,
+        quick=quick,
+        packages=packages,
+        **options,
     )
 
 
@@ -62,7 +79,7 @@ EXPERIMENTS = (
         "one training step of GPT-2 on one device, the same weights written three ways",
         "35 s",
         ("flax", "optax"),
-        paper="none: our own measurement beside plain Flax and nanoGPT's formulation",
+        paper="our own measurement beside plain Flax and nanoGPT's formulation",
         extra="nn",
     ),
     _bench(

@@ -124,6 +124,8 @@ def run(config: Config, run: Run) -> None:
                      "note": note})  # fmt: skip
     run.table("steps", rows, key=["size", "library", "variant"], caption=STEPS)
     run.table("ratios", ratios, key=["size"], caption=RATIOS)
+    over = ", ".join(f"{row['flax']:.2g} ({row['size']})" for row in ratios)
+    run.compare(f"speed-up over plain Flax: {over}")
     for row in ratios:
         run.metric(f"flax / ours, {row['size']}", row["flax"])
         run.metric(f"flax / ours, {row['size']}, CPU time", row["flax, CPU time"])
@@ -279,4 +281,4 @@ STEPS = (
     "One training step (loss, gradient, AdamW), warm medians by turns; loss error: of the first "
     "two steps, relative to ours; CPU ms: of all cores, which other programs disturb less"
 )
-RATIOS = "Times of the others over ours; the goal is for plain Flax"
+RATIOS = "Speed-up over the others; the goal is for plain Flax"

@@ -17,6 +17,7 @@ import jax
 from experiments import Run
 from experiments.bench import _adaptation, _encoders, _linears, _lookups
 from experiments.bench._options import Sized
+from experiments.bench._outcomes import spread
 from experiments.bench._solving import Problem, by_turns
 
 Group = Literal["linear", "embedding", "encoder", "embedding-step", "adaptation"]
@@ -70,8 +71,10 @@ def run(config: Config, run: Run) -> None:
         run.table(name, rows, caption=CAPTIONS[name], key=["problem", "library", "variant"])
     if not ratios:
         return
-    caption = "Time of the others, each where it is fastest, over ours as planned"
+    caption = "Speed-up of ours as planned over the others, each where it is fastest"
     run.table("ratios", ratios, caption=caption, key=["problem"])
+    if said := spread(row.get("JAX") for row in ratios):
+        run.compare(f"speed-up over the layers in plain JAX: {said}")
     run.metric("goals", sum(row["goals"] for row in ratios))
     run.metric(
         "goals missed", sum(len(row["missed"].split(", ")) for row in ratios if row["missed"])

@@ -21,6 +21,7 @@ import numpy as np
 from experiments import Run
 from experiments.bench import _stepping
 from experiments.bench._options import Sized
+from experiments.bench._outcomes import spread
 from experiments.bench._solving import Way, by_turns, found
 from experiments.bench._stepping import Task
 from experiments.bench.core import double_precision
@@ -87,6 +88,8 @@ def run(config: Config, run: Run) -> None:
             ratios += [] if config.small else goals(rows)
     if ratios:
         run.table("ratios", ratios, caption=RATIOS, key=["problem"])
+        if said := spread(row["ratio"] for row in ratios if row["beside"] != "moving coordinates"):
+            run.compare(f"speed-up over the peers installed, in processor time: {said}")
 
 
 def peers() -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from experiments import Run
 from experiments.bench import _problems, _solving
 from experiments.bench._options import Sized
+from experiments.bench._outcomes import spread
 from experiments.bench._solving import Problem
 from experiments.bench.core import double_precision
 
@@ -72,7 +73,9 @@ def run(config: Config, run: Run) -> None:
                 rows += found
                 ratios += verdict(problem, found)
             run.table(name, rows, caption=CAPTIONS[name], key=["problem", "library", "variant"])
-    run.table("ratios", ratios, caption="Time of the fastest peer over ours", key=["problem"])
+    run.table("ratios", ratios, caption="Speed-up over the fastest peer", key=["problem"])
+    if said := spread(row["ratio"] for row in ratios):
+        run.compare(f"speed-up over the fastest peer installed: {said}")
 
 
 def measure(problem: Problem, repeats: int) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from experiments import Run
 from experiments.bench import _disks
 from experiments.bench._disks import MIB
 from experiments.bench._options import Repeated
+from experiments.bench._outcomes import spread
 from tensorjax.offload import TensorStore, backends
 
 Group = Literal["blocks", "compute"]
@@ -114,6 +115,11 @@ def run(config: Config, run: Run) -> None:
             caption += ", which so few turns cannot tell of"
             ratios = [{**row, "goal": "", "reached": ""} for row in ratios]
         run.table("ratios", ratios, caption=caption, key=["size KiB", "what", "beside"])
+        both = {w: spread(r["ratio"] for r in ratios if r["what"] == w) for w in ("write", "read")}
+        said = "; ".join(f"{what}s {text}" for what, text in both.items() if text)
+        if said:
+            few = "; of so few turns that they tell little" if config.repeats < 3 else ""
+            run.compare(f"speed over other ways of storage: {said}{few}")
 
 
 def peers() -> list[dict[str, str]]:

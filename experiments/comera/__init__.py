@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="comera",
+        title="CoMERA: training that finds its ranks",
         module="experiments.comera.main",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="DLRM, code model and encoder: accuracy against parameters, ranks over time",
@@ -17,6 +18,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         name="comera/planted",
+        title="Planted ranks found again",
         module="experiments.comera.planted",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="planted TT-ranks found again, by four ways to press on the size",
@@ -29,6 +31,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         name="comera/compress",
+        title="Compression to a size, beside other small models",
         module="experiments.comera.compress",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="images: compress_to= by default beside narrow dense, low rank and one rank",

@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.comera import report
 from experiments.comera.methods import ADAPTIVE, LATE, NAMES
@@ -65,6 +66,9 @@ def pareto(axis: Axes, results: Results, metric: str) -> None:
         if means:
             axis.plot(*zip(*sorted(means), strict=True), label=NAMES[method], linewidth=1, **look)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("parameters", fontsize=9)
     axis.set_ylabel(f"{metric} on the test split [%]", fontsize=9)
 

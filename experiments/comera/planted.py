@@ -274,4 +274,5 @@ def run(config: Config, run: Run) -> None:
         run.metric(f"found, {method}", good / len(found))
         run.metric(f"exact, {method}", sum(row["exact"] for row in found) / len(found))
         if method == OURS:
-            run.compare(f"{good} of {len(found)} seeds, {method}", good == len(found))
+            said = f"planted ranks found on {good} of {len(found)} seeds ({method})"
+            run.compare(said, good == len(found))

@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="functions",
+        title="Functions by cross approximation",
         module="experiments.functions.main",
         paper="Núñez Fernández et al., SciPost Phys. 18, 104 (2025)",
         summary="drawn functions by cross approximation, beside peers; an integral; patches",

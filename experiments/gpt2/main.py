@@ -315,6 +315,7 @@ def _compared(
     run.metric("loss_valid", rows[-1]["valid"])
     run.metric("loss_test_bigram", best)
     run.metric("below_bigram", best - rows[-1]["test"])
+    run.compare(f"loss {rows[-1]['test']:.2f} nats on held-out packages, best bigram {best:.2f}")
     for name in ("tokens_per_second", "utilisation"):
         run.metric(name, float(np.median([record[name] for record in records])))
     run.metric("seconds_training", sum(record["seconds"] for record in records))

@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="meracle",
+        title="MERACLE: tensor train to MERA",
         module="experiments.meracle.main",
         paper="Batselier, Cichocki, Wong, arXiv 1912.09775",
         summary="TT to Tucker and MERA: a heat equation, an image, planted MERAs, random trains",

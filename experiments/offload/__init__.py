@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="offload",
+        title="HiTrain: training from disk",
         module="experiments.offload.main",
         paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
         summary="GPT-2 in memory, offloaded to the host, and from disk by four schedules",
@@ -18,6 +19,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         name="offload/budgets",
+        title="Training within budgets of memory",
         module="experiments.offload.budgets",
         paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
         summary="GPT-2 under budgets of device and host, as the plan says; for a GPU",

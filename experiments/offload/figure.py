@@ -8,21 +8,24 @@ if TYPE_CHECKING:
 
 
 def bars(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """Draws the step times as bars, grouped by size and device, with P* as dashed line."""
+    """Draws the step times as bars, a panel for each size and device, with P* as dashed line."""
     import matplotlib.pyplot as plt
 
     groups = list(dict.fromkeys((row["size"], row["device"]) for row in rows))
-    figure, axes = plt.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.4), squeeze=False)
+    ways = list(dict.fromkeys(row["way"] for row in rows))[::-1]
+    size = (1.9 + 3.2 * len(groups), 1.1 + 0.3 * len(ways))
+    figure, axes = plt.subplots(1, len(groups), figsize=size, squeeze=False, sharey=True)
     for place, group in zip(axes[0], groups, strict=True):
         mine = [row for row in rows if (row["size"], row["device"]) == group]
         colours = ["#ed7d31" if row["way"].endswith("overlap") else "#4472c4" for row in mine]
-        place.bar([row["way"] for row in mine], [row["seconds"] for row in mine], color=colours)
-        place.axhline(mine[0]["P*"], color="black", linestyle="--", linewidth=1)
+        at = [ways.index(row["way"]) for row in mine]
+        place.barh(at, [row["seconds"] for row in mine], color=colours)
+        place.axvline(mine[0]["P*"], color="black", linestyle="--", linewidth=1, label="bound P*")
         place.set_title(", ".join(group), fontsize=9)
-        ways = [row["way"] for row in mine]
-        place.set_xticks(range(len(ways)), ways, rotation=60, ha="right", rotation_mode="anchor",
-                         fontsize=8)  # fmt: skip
+        place.set_yticks(range(len(ways)), ways, fontsize=8)
+        place.tick_params(axis="x", labelsize=8)
+        place.set_xlabel("seconds per step", fontsize=9)
         place.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("seconds per step (dashed: P*)")
+    axes[0][0].legend(fontsize=8, loc="lower right")
     figure.tight_layout()
     return figure

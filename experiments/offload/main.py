@@ -176,7 +176,9 @@ def outcome(rows: Sequence[Mapping[str, Any]]) -> tuple[str, bool | None]:
         for name, column in ((BASELINE, "speed"), (DEEPSPEED, "over DeepSpeed"))
     }
     said = [
-        f"{min(found):.2f} to {max(found):.2f} × {name!r}" for name, found in over.items() if found
+        f"{' to '.join(dict.fromkeys(f'{end:.2f}' for end in (min(found), max(found))))} × {name!r}"
+        for name, found in over.items()
+        if found
     ]
     devices = ", ".join(dict.fromkeys(row["device"] for row in ours))
     holds = min(over[BASELINE]) >= PAPER if over[BASELINE] else None

@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="pde",
+        title="PDEs in moving coordinates",
         module="experiments.pde.main",
         paper="Dektor, Venturi, arXiv 2307.05914",
         summary="Liouville and Fokker-Planck equations: ranks in fixed and in moving coordinates",

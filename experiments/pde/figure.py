@@ -60,8 +60,9 @@ def ranks(found: Sequence[Found]) -> Figure:
     figure.legend(list(lines.values()), list(lines), loc="lower center", ncols=5, fontsize=8,
                   frameon=False)  # fmt: skip
     figure.supylabel("largest TT-rank", fontsize=9)
-    figure.supxlabel("time", fontsize=9, y=0.035)
-    figure.tight_layout(rect=(0.01, 0.06, 1, 1))
+    low = (0.22 + 0.2 * -(-len(lines) // 5)) / figure.get_figheight()  # above the legend's rows
+    figure.supxlabel("time", fontsize=9, y=low)
+    figure.tight_layout(rect=(0.01, low, 1, 1))
     return figure
 
 

@@ -167,7 +167,7 @@ def _outcome(found: list[Found]) -> tuple[str, bool | None]:
     fixed, ours = max(both, key=lambda ranks: ranks[0] / ranks[1])
     said = (
         f"rank at the end lower on {lower} and higher on {higher} of {len(both)} problems, "
-        f"at best {ours} for {fixed}"
+        f"at best {ours} in place of {fixed}"
     )
     return said, lower > 0 and not higher
 

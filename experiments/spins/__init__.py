@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="spins",
+        title="Critical Ising chain",
         module="experiments.spins.main",
         paper="Pfeuty, Ann. Phys. 57 (1970) 79; Evenbly, Vidal, arXiv 0707.1454",
         summary="ground state of the critical Ising chain: energy, ⟨σz⟩, correlations, TT and MERA",

@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="tp2d",
+        title="TP2D: two-dimensional tensor parallelism",
         module="experiments.tp2d.main",
         paper="Zhu, Dong, CAAI Trans. Intelligent Systems 20(5), 2025",
         summary="GPT-2 split over devices: memory, bytes sent, equality, modelled scaling",

@@ -5,6 +5,7 @@ from experiments import Experiment
 EXPERIMENTS = (
     Experiment(
         name="ttrp",
+        title="TTRP: tensor-train random projection",
         module="experiments.ttrp.main",
         paper="Feng, Tang, He, Zhou, Liao, arXiv 2010.10797",
         summary="pairwise distances, images, storage and time, structured inputs",

@@ -21,7 +21,7 @@ def inner(
         check_train(train, 3)
         check_arrays(np.float64, train)
     if ys and [c.shape[1] for c in xs] != [c.shape[1] for c in ys]:
-        raise ValueError("ys: expected the modes of xs")
+        raise ValueError("ys: expected cores with the modes of xs, got others")
     shapes = [jax.ShapeDtypeStruct((), np.float64), jax.ShapeDtypeStruct((), np.int32)]
     call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
     m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))

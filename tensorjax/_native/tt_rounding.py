@@ -46,7 +46,7 @@ def round_to_ranks(
     if matrices:
         check_train(matrices, 4)
         if [c.shape[1] for c in cores] != [a.shape[2] for a in matrices]:
-            raise ValueError("matrices: expected as many columns as the cores have modes")
+            raise ValueError("matrices: expected columns of the cores' mode sizes, got others")
     modes, width = sum(c.shape[1] for c in matrices or cores), mix.shape[-1]
     check_arrays(cores[0].dtype, (*matrices, draw, mix))
     if draw.shape != (modes, width) or mix.shape != (width, width):

@@ -149,7 +149,10 @@ class Plan:
         """
         for i, x in enumerate(arrays):
             if isinstance(x, Tracer):
-                raise TypeError(f"operand {i}: expected a concrete array, got one that is traced")
+                raise TypeError(
+                    f"operand {i}: expected a concrete array, got one that is traced; call the "
+                    "plan itself under jit, vmap and grad"
+                )
         self._check(arrays)
         with jax.numpy_dtype_promotion("standard"):
             dtype = self.preferred_element_type or jnp.result_type(*arrays)

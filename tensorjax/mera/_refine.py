@@ -309,7 +309,7 @@ def refine(
     except OverflowError as error:
         raise ValueError(f"target: {error}; scale the train first") from error
     if float(size) == 0:
-        raise ValueError("target: expected a train that is not zero")
+        raise ValueError("target: expected a train that is not zero, got norm 0")
     dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
     unit = target.astype(dtype) / size.astype(dtype)
     method = _default() if optimizer is None else _stepping(stiefel(optimizer))

@@ -181,7 +181,10 @@ class Options:
             )
         for name in ("late_threshold", "loss_target"):
             if self.switch is None and getattr(self, name) is not None:
-                raise ValueError(f"{name}: expected None without switch, there is no late stage")
+                raise ValueError(
+                    f"{name}: expected None without switch, for there is no late stage; give "
+                    "switch= too"
+                )
         given = (self.size_target is not None) + (self.size_fraction is not None)
         if given != (self.switch is not None):
             raise ValueError(

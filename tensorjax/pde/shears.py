@@ -205,9 +205,15 @@ class Sheared(Problem):
         cross_tol: float = 1e-10,
     ):
         if getattr(problem, "diffusion", None) is not None:
-            raise ValueError("problem: expected one without diffusion; shears do not carry it")
+            raise ValueError(
+                "problem: expected one without diffusion, which shears do not carry; take "
+                "pde.integrate in linear coordinates"
+            )
         if getattr(problem, "timed", False):
-            raise ValueError("problem: expected a drift that does not depend on time")
+            raise ValueError(
+                "problem: expected a drift that does not depend on time, got a timed one; take "
+                "pde.integrate in linear coordinates"
+            )
         count = (len(shears.axes),)
         given = {"coefficients": coefficients, "rates": np.zeros(count) if rates is None else rates}
         for name, value in given.items():

@@ -55,7 +55,9 @@ def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(plan.rows)), [row[0] for row in plan.rows], fontsize=7)
     ax.invert_yaxis()
     homes = [home for home in _PLACES if any(row[-1] == home for row in plan.rows)]
-    ax.legend([Rectangle((0, 0), 1, 1, fc=_PLACES[home], ec=INK) for home in homes], homes)
+    ax.margins(x=0.3)  # room for the legend beside the bars
+    boxes = [Rectangle((0, 0), 1, 1, fc=_PLACES[home], ec=INK) for home in homes]
+    ax.legend(boxes, homes, loc="upper right")
     ax.set_xlabel("MiB")
     ax.set_title(f"{plan.seconds:.3g} s a step, bound {plan.bound:.3g} s", fontsize=9)
     return ax
@@ -94,7 +96,7 @@ def schedule(
     ax = axes_of(ax, 8.0, 3.2)
     handles = spans.draw(trace, ax, steps)
     if handles:
-        ax.legend(handles=handles, loc="upper right", fontsize=8)
+        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     return ax
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from tensorjax import _check, tt
 from tensorjax._cores.ranks import rank_bounds
@@ -62,9 +62,14 @@ def ranks(
         bounds = [min(bound, highest) for bound in rank_bounds(sizes)]
         ax.plot(range(1, len(sizes)), bounds, ":", color=INK, lw=1, label="_bound")
     ax.set(xlabel="bond", ylabel="rank", yscale="log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # ranks are integers: 2, 5, 10, 20
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if labels is not None:
-        ax.legend()
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend above the lines
+        ax.legend(loc="upper left", fontsize=8)
     return ax
 
 

@@ -63,7 +63,9 @@ def chain_operator(
     sites = _terms("site", site, order)
     bonds = _terms("bond", bond, order - 1)
     if sites is None and bonds is None:
-        raise ValueError("site, bond: expected terms on sites, on pairs of neighbours, or both")
+        raise ValueError(
+            "site, bond: expected terms on sites, on pairs of neighbours, or both, got neither"
+        )
     sizes = _sizes(sites, bonds, order)
     sites = sites or [np.zeros((n, n)) for n in sizes]
     bonds = bonds or [np.zeros((m * n,) * 2) for m, n in itertools.pairwise(sizes)]
@@ -85,7 +87,10 @@ def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
     if value is None:
         return None
     if _check.is_traced(value):
-        raise TypeError(f"{name}: expected concrete terms, got traced ones: the ranks need them")
+        raise TypeError(
+            f"{name}: expected concrete terms, got traced ones, on which the ranks depend; build "
+            "the operator outside jit, vmap and grad"
+        )
     one = hasattr(value, "ndim") and value.ndim == 2
     listed = [value] * count if one else list(value)
     if len(listed) != count:

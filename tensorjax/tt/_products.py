@@ -255,7 +255,10 @@ def linear_combination(
     _check.choice("method", method, ("randomized", "gram"))
     if method == "gram":
         if tol is None or rank is not None:
-            raise ValueError('method: "gram" finds the ranks; expected tol= alone with it')
+            raise ValueError(
+                f'method: "gram" finds the ranks; expected tol= alone with it, got tol={tol} and '
+                f"rank={rank}"
+            )
         found = rounded_by_grams(pairs, weights, tol)
         return round(_formed(pairs, weights, dtype), tol=tol) if found is None else found
     if tol is not None or rank is not None:

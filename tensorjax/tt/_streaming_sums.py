@@ -164,7 +164,10 @@ def stream_add(
     if not jnp.issubdtype(dtype, jnp.complexfloating) and any(
         jnp.issubdtype(t.dtype, jnp.complexfloating) for t in trains
     ):
-        raise TypeError(f"term: expected a real one for a stream of {dtype}, got a complex one")
+        raise TypeError(
+            f"term: expected a real one for a stream of {dtype}, got a complex one; make the "
+            "stream with a complex dtype"
+        )
     return _on_host_first("stream_add", _added, _put, state, trains, _factor(weight, dtype))
 
 

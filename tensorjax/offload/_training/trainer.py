@@ -388,7 +388,9 @@ class Trainer:
         """
         self._check_open()
         if self._commits is None:
-            raise ValueError("commit: expected a trainer with a store; give it one")
+            raise ValueError(
+                "commit: expected a trainer with a store, got none; give Trainer store="
+            )
         self.flush()
         self._commits.now(self._meta(), self._progress.pending)
 

@@ -329,7 +329,9 @@ class Mixture(_Start):
         """
         masses = self._masses
         if (masses < 0).any() or masses.sum() <= 0:
-            raise ValueError("weights: expected no negative part to sample from")
+            raise ValueError(
+                f"weights: expected no negative part to sample from, got masses {masses.tolist()}"
+            )
         counts = rng.multinomial(count, masses / masses.sum())
         parts = [g.sample(rng, int(c)) for g, c in zip(self.gaussians, counts, strict=True)]
         return rng.permutation(np.concatenate(parts))

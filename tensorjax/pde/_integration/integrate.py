@@ -239,7 +239,10 @@ def integrate(
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         if progress or events or max_steps != _STEPS:
-            raise ValueError("rank: expected no progress, event or max_steps with it")
+            raise ValueError(
+                "rank: expected no progress, event or max_steps with it, got one of them; leave it "
+                "out, or give tol alone"
+            )
         static: Solution[Any] = integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
         return static
 
@@ -425,11 +428,14 @@ def _check_static(
         )
     if isinstance(options.controller, PIDController) or saveat != SaveAt(t1=True):
         raise ValueError(
-            "rank: expected steps of constant dt, and saveat=SaveAt(t1=True) without fn; save more "
-            "by several runs"
+            "rank: expected steps of constant dt, and saveat=SaveAt(t1=True) without fn, got a "
+            "controller or another saveat; save more by several runs"
         )
     if any(x is not None for x in (options.conserve, max_rank, checkpoint)):
-        raise ValueError("rank: expected no conserve, max_rank or checkpoint with it")
+        raise ValueError(
+            "rank: expected no conserve, max_rank or checkpoint with it, got one of them; leave it "
+            "out, or give tol alone"
+        )
 
 
 def _check_arguments(

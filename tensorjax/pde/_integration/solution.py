@@ -233,7 +233,10 @@ class Solution(Generic[Y]):
           ValueError: a time outside the run, or a run without ``dense=True``.
         """
         if self._dense is None:
-            raise ValueError("evaluate: expected a run with saveat=pde.SaveAt(dense=True)")
+            raise ValueError(
+                "evaluate: expected a run with saveat=pde.SaveAt(dense=True), got one that kept no "
+                "states between; run it again with that"
+            )
         return self._dense(float(t))
 
     def to_xarray(self, box: Box | None = None, *, points: int = 64) -> Any:

@@ -48,7 +48,10 @@ def _saved(ts: np.ndarray, ys: Sequence[Any], box: Box | None, points: int) -> d
     if not all(hasattr(y, "map") and hasattr(y, "v") for y in ys):  # no states
         values = np.array(ys)
         if values.dtype == object:
-            raise ValueError("ys: expected results of fn of one shape, numbers or arrays")
+            raise ValueError(
+                "ys: expected results of fn of one shape, numbers or arrays, got others; return "
+                "one array from SaveAt(fn=)"
+            )
         dims = tuple(f"y_{k}" for k in range(1, values.ndim))
         return out | {"y": (("t", *dims), values)}
     out["matrix"] = ("t", "axis", "axis_2"), np.array([np.asarray(y.map.matrix) for y in ys])

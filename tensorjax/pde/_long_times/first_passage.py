@@ -342,7 +342,10 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
             f"{type(problem).__name__}"
         )
     if getattr(problem, "timed", False):
-        raise ValueError("problem: expected a drift and a diffusion that do not depend on time")
+        raise ValueError(
+            "problem: expected a drift and a diffusion that do not depend on time, got a timed "
+            "one; pde.integrate takes those"
+        )
     if not isinstance(domain, Box) or domain.dim != problem.dim:
         raise ValueError(f"domain: expected a pde.Box of {problem.dim} axes, got {domain!r}")
     if isinstance(problem, FokkerPlanck) and problem.noise.share and problem.noise.variable:

@@ -182,7 +182,10 @@ def with_cores(
     check_at_rest(problem.box, at)
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
-        raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
+        raise ValueError(
+            "problem: expected no absorbing walls, which leave no stationary density; take "
+            "reflecting ones, or pde.survival for what is left at a time"
+        )
     form = equilibria.known(problem, tol, map, cap, _LOOKED * max_seconds)
     at = form.map if form.map is not None else at
     operator, box = operator_of(problem, at), problem.box

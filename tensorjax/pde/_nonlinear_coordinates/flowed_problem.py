@@ -76,7 +76,10 @@ class Flowed(Problem):
         super().__init__(problem.start, problem.box)
         start = flow.starts[0]
         if np.any(flow.back(start, np.zeros((1, self.dim))).x):
-            raise ValueError("flow: expected one that begins with the identity")
+            raise ValueError(
+                "flow: expected one that begins with the identity, got one that moves 0 at the "
+                "start"
+            )
 
     _known: dict[Any, Any] = dataclasses.field(init=False)
 

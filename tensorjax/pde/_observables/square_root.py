@@ -80,7 +80,10 @@ def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
         raise ValueError(f"v: expected the shape of the box {box.shape}, got {v.shape}")
     kinds = sorted({a.kind for a in box.axes} & {"log", "laguerre"})
     if kinds:
-        raise ValueError(f"box: expected no axes of kind {kinds}, for values there are scaled")
+        raise ValueError(
+            f"box: expected no axes of kind {kinds}, for values there are scaled; integrate on "
+            "another kind of axis"
+        )
     cores = hosted_cores(v)
     mass = mass_of(cores, box.weights)
     if not mass > 0:

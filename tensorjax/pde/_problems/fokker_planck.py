@@ -217,9 +217,15 @@ class FokkerPlanck(Problem):
         """
         draw = getattr(self.start, "sample", None)
         if draw is None:
-            raise ValueError("start: expected a Gaussian or a mixture to sample from")
+            raise ValueError(
+                "start: expected a pde.Gaussian or pde.Mixture to sample from, got "
+                f"{type(self.start).__name__}"
+            )
         if self.box.walled:
-            raise ValueError("box: expected no walls, of which simulated paths know nothing")
+            raise ValueError(
+                "box: expected no walls, which simulated paths do not see; leave walls= out, or "
+                "take pde.integrate"
+            )
         rng, h = generator_of(key), t / _check.integer("steps", steps, low=1)
         x = draw(rng, count)
         step = self._euler if self.noise.variable else self._heun()

@@ -144,6 +144,7 @@ def _shaped(
     low = np.linalg.eigvalsh(ties)[0] if np.allclose(ties, ties.T) else -1.0
     if not (low > 0 and np.allclose(np.diag(ties), 1)):
         raise ValueError(
-            "correlation: expected a symmetric positive definite matrix with ones on its diagonal"
+            "correlation: expected a symmetric positive definite matrix with ones on its diagonal, "
+            f"got {ties.tolist()}"
         )
     return out[0], out[1], out[2], ties

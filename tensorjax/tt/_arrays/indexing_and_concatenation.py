@@ -173,7 +173,10 @@ def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
     """
     trains = _check.several("trains", trains, "trains")
     if not trains or any(type(t) is not type(trains[0]) for t in trains):
-        raise TypeError("trains: expected one or more trains of one kind")
+        raise TypeError(
+            "trains: expected one or more trains of one kind, got "
+            f"{sorted({type(t).__name__ for t in trains}) or 'none'}"
+        )
     for k, t in enumerate(trains):
         single(f"trains[{k}]", t)
     order = trains[0].order

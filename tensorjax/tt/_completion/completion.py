@@ -166,7 +166,10 @@ def complete(
     if callback is not None:
         _check.function("callback", callback)
     if _check.flag("adapt", adapt) and (x0 is not None or not len(data.unseen.values)):
-        raise ValueError("adapt: expected samples held out to choose ranks by, and no x0")
+        raise ValueError(
+            "adapt: expected samples held out to choose ranks by, and no x0; give held_out=, or "
+            "adapt=False"
+        )
     ranks = feasible_ranks(rank, data.shape)
     work = _Work(data, method, ridge, tol, stop, callback)
     best, status = None, ""
