@@ -8,8 +8,8 @@ from scipy import linalg
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import finite, generator_of, positive
 from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.collocation_matrices import laguerre_zeros
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.half_lines import zeros
 from tensorjax.pde._initial_states.initial_states import Gaussian, Start
 from tensorjax.pde._initial_states.known_densities import (
     Independent,
@@ -304,6 +304,6 @@ def laguerre_axis(process: SquareRootTransition) -> Axis:
             "volatility². Expectations are smooth there: take pde.expectation with an open wall at "
             "zero"
         )
-    last = float(zeros(_LAGUERRE, 2 * power)[-1])
+    last = float(laguerre_zeros(_LAGUERRE, 2 * power)[-1])
     scale = process.volatility**2 / (2 * process.rate)  # of the stationary density
     return Axis("laguerre", _LAGUERRE, 0.0, scale * last, power=power)
