@@ -30,9 +30,9 @@ from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate

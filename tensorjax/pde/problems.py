@@ -11,7 +11,7 @@ are of the kind `Problem`, and give a `RightSide` to the integrator.
 """
 
 from tensorjax import _extras
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion

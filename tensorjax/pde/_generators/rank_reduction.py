@@ -11,6 +11,7 @@ from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Start
 from tensorjax.pde._generators import gauge, mode_matrices, tangent_normal_factors
 from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import (
@@ -20,7 +21,6 @@ from tensorjax.pde._generators.canonical_form import (
     truncated,
     truncated_ranks,
 )
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Start
 from tensorjax.pde._maps import linear_sde
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import evaluate

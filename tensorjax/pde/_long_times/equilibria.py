@@ -10,9 +10,9 @@ from scipy import linalg
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains import concentrated_functions
-from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
-from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._function_trains import cross_approximation
+from tensorjax.pde._function_trains.cross_approximation import crossed, drawn
+from tensorjax.pde._function_trains.initial_states import Gaussian
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
@@ -171,11 +171,11 @@ class Equilibrium(NamedTuple):
 
         try:
             first = crossed("density", density, box, _COARSE, max_rank=most)
-            draw = concentrated_functions.from_train(first, tol)
+            draw = cross_approximation.from_train(first, tol)
             cores = drawn("density", density, box, tol, draw)
         except ValueError:
             return None
-        missed = concentrated_functions.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
+        missed = cross_approximation.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
         return cores if np.abs(missed).max() <= _MISSED else None
 
     def _ascended(self, y: np.ndarray, map: AffineMap) -> np.ndarray:

@@ -16,7 +16,7 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box, Wall, WalledAxis, walled
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap

@@ -12,7 +12,7 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._long_times.first_passage import (

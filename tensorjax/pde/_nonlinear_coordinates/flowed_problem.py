@@ -8,7 +8,7 @@ import numpy as np
 from tensorjax._cores import products, rounding
 from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._function_trains.smooth_functions import smooth
+from tensorjax.pde._function_trains.cross_approximation import smooth
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.flow_map import FlowMap
 from tensorjax.pde._problems.affine_drift import check_unbounded

@@ -10,7 +10,7 @@ from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Cores, Power, Product, Term, partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time

@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.user_functions import CheckedField, Remembered
 

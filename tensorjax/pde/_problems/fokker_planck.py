@@ -11,7 +11,7 @@ from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Function, Start
+from tensorjax.pde._function_trains.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns

@@ -8,8 +8,8 @@ import numpy as np
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of, positive
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Start
-from tensorjax.pde._initial_states.known_densities import Lognormal
+from tensorjax.pde._function_trains.initial_states import Start
+from tensorjax.pde._function_trains.known_densities import Lognormal
 from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.ready_made import AGE, ReadyMade, check_own, log_axis
 

@@ -9,7 +9,7 @@ from scipy import linalg
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture, Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.linear_sde import Flow, flow
 from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns

@@ -7,8 +7,8 @@ import numpy as np
 from tensorjax.pde._arguments import positive
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Start
-from tensorjax.pde._initial_states.known_densities import Lognormal
+from tensorjax.pde._function_trains.initial_states import Gaussian, Start
+from tensorjax.pde._function_trains.known_densities import Lognormal
 from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.drifts import Power, Product
 from tensorjax.pde._problems.ready_made import ReadyMade, check_own, fourier_box, narrowest, visited

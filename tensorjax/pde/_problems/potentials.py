@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import finite, positive
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Start
+from tensorjax.pde._function_trains.initial_states import Gaussian, Start
 from tensorjax.pde._problems.drifts import Power
 from tensorjax.pde._problems.ready_made import ReadyMade, fourier_box, narrowest
 

@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_right_side
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Mixture, Start, wrapped
+from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture, Start, wrapped
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._function_trains.initial_states import Gaussian
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 
 # Paths that are simulated for a box, their steps in one time of the fastest rate, and in all, and

@@ -10,8 +10,8 @@ from tensorjax.pde._arguments import finite, generator_of, positive
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.collocation_matrices import laguerre_zeros
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Start
-from tensorjax.pde._initial_states.known_densities import (
+from tensorjax.pde._function_trains.initial_states import Gaussian, Start
+from tensorjax.pde._function_trains.known_densities import (
     Independent,
     Normal,
     SquareRootTransition,

@@ -15,10 +15,10 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains import concentrated_functions as skeleton
-from tensorjax.pde._function_trains.concentrated_functions import Draw
-from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
-from tensorjax.pde._initial_states import gaussian_trains as _hermite
+from tensorjax.pde._function_trains import gaussian_trains as _hermite
+from tensorjax.pde._function_trains.cross_approximation import (
+    Draw, Points, crossed, drawn, powers
+)
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.linear_sde import Flow
 
@@ -406,14 +406,14 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
     """Returns a sampler of grid points near a Gaussian or mixture, to fit an initial state."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
-    kinds = skeleton.powers(tol, box.dim)
+    kinds = powers(tol, box.dim)
     spread = [
         Mixture(masses, [Gaussian(g.mean, g.covariance / (2 * p)) for g in given.gaussians])
         for p in kinds
     ]
     low, high = (np.asarray([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
 
-    def draw(rng: np.random.Generator, count: int) -> skeleton.Points:
+    def draw(rng: np.random.Generator, count: int) -> Points:
         share = -(-count // len(kinds))
         y = map.forward(np.concatenate([m.sample(rng, share) for m in spread]))
         inside = ((y >= low) & (y <= high)).all(1)
@@ -421,7 +421,7 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
         index = np.stack([np.abs(p[None] - c[:, None]).argmin(1) for p, c in pairs], 1)
         at = np.stack([p[i] for p, i in zip(box.points, index.T, strict=True)], 1)
         density = np.sum([m.values(map.inverse(at)) for m in spread], axis=0)
-        return skeleton.Points(index, density, np.repeat(kinds, share)[inside])
+        return Points(index, density, np.repeat(kinds, share)[inside])
 
     return draw
 

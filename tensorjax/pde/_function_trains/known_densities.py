@@ -11,8 +11,8 @@ from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import gaussian_trains
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian
+from tensorjax.pde._function_trains import gaussian_trains
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 
