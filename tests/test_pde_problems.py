@@ -8,7 +8,7 @@ from tensorjax import pde, tt
 from tensorjax._formats.trains import TT
 from tensorjax.pde._function_trains import cross_approximation
 from tensorjax.pde._maps import characteristics
-from tensorjax.pde._maps.linear_sde import flow
+from tensorjax.pde._maps.characteristics import flow
 from tensorjax.pde._problems import drifts
 from tensorjax.pde._problems.reactions import polynomial
 from tensorjax.pde._problems.user_functions import Remembered

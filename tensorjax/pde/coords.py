@@ -22,7 +22,6 @@ import numpy as np
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import (
     Gauge,
@@ -30,7 +29,8 @@ from tensorjax.pde._generators.generator_inputs import (
     Setting,
     rates_of_motion,
 )
-from tensorjax.pde._generators.normal_equations import filtered, spectrum, visible
+from tensorjax.pde._generators.normal_component import filtered, spectrum, visible
+from tensorjax.pde._generators.rank_reduction import nuclear_norms_gradient
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -430,7 +430,9 @@ class Flow:
             return _at_rest(box.dim)
         form = setting.form(setting.point, tol, measure=True)
         scale = setting.point.scale
-        slope = nuclear.gradient(setting.point, setting.modes, form.family, self.smoothing * scale)
+        slope = nuclear_norms_gradient(
+            setting.point, setting.modes, form.family, self.smoothing * scale
+        )
         free = box.unbounded
         slope = slope * np.outer(free, free)
         return setting.motion(form, self.rate / scale * slope, "none")

@@ -23,9 +23,8 @@ from tensorjax._typing import ArrayLike, HostArray
 from tensorjax.pde._discretization.variable_coefficients import flux
 from tensorjax.pde._function_trains.initial_states import Function
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import check_unbounded
 from tensorjax.pde._problems.drifts import Field
-from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.problem import Problem, RightSide, check_unbounded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,9 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains import gaussian_trains as _hermite
-from tensorjax.pde._function_trains.cross_approximation import (
-    Draw, Points, crossed, drawn, powers
-)
+from tensorjax.pde._function_trains.cross_approximation import Draw, Points, crossed, drawn, powers
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.linear_sde import Flow
+from tensorjax.pde._maps.characteristics import Flow
 
 # Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3

@@ -17,8 +17,8 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import equilibria, linear_systems
-from tensorjax.pde._long_times.linear_modes import derivatives_of_gaussian
+from tensorjax.pde._long_times import closed_forms, linear_systems
+from tensorjax.pde._long_times.closed_forms import derivatives_of_gaussian
 from tensorjax.pde._long_times.stationary import (
     GRID,
     Stationary,
@@ -222,7 +222,7 @@ def _of_affine_drift(
     Their values are exact: what L leaves of them is the error of the grid. Where that is above
     what shares at the edge and in the highest modes explain, modes are solved for.
     """
-    density = equilibria.gaussian(problem)
+    density = closed_forms.gaussian(problem)
     if density is None:
         return None
     box, operator = problem.box, operator_of(problem, at)

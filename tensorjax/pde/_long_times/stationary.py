@@ -21,7 +21,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import equilibria, linear_systems
+from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -183,7 +183,7 @@ def with_cores(
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
         raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
-    form = equilibria.known(problem, tol, map, cap, _LOOKED * max_seconds)
+    form = closed_forms.known(problem, tol, map, cap, _LOOKED * max_seconds)
     at = form.map if form.map is not None else at
     operator, box = operator_of(problem, at), problem.box
     p = problem.initial_cores(at, tol) if form.cores is None else form.cores

@@ -14,10 +14,14 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
 from tensorjax.pde._problems.diffusion import Diffusion, Interpretation
 from tensorjax.pde._problems.drifts import Field
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    OrnsteinUhlenbeck,
+    affine_part,
+    affine_velocity,
+    check_turns,
+)
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import check_periodic
 

@@ -19,10 +19,13 @@ from tensorjax.pde._function_trains.cross_approximation import entrywise
 from tensorjax.pde._function_trains.initial_states import Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity
 from tensorjax.pde._problems.diffusion import diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    OrnsteinUhlenbeck,
+    affine_part,
+    affine_velocity,
+)
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered
 from tensorjax.tt._rounding import sketched_terms as fused

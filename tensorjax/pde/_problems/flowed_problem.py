@@ -11,8 +11,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._function_trains.cross_approximation import smooth
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.flow_map import FlowMap
-from tensorjax.pde._problems.affine_drift import check_unbounded
-from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.problem import Problem, RightSide, check_unbounded
 
 # Number of times for which cross-approximated coefficients are cached: those of a step.
 _KEPT = 4
