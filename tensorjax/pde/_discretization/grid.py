@@ -123,6 +123,16 @@ class Box:
         return [a.weights for a in self.axes]
 
 
+def ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the low and the high ends (d,) of a box's axes."""
+    return np.array([a.low for a in box.axes]), np.array([a.high for a in box.axes])
+
+
+def random_points(box: Box, count: int, seed: int = 0) -> np.ndarray:
+    """Draws uniform random points (count, d) of a box, at which functions are checked."""
+    return np.random.default_rng(seed).uniform(*ends(box), (count, box.dim))
+
+
 def _axes(kind: Kind, dim: int, n: Any, half_width: Any, order: int) -> tuple[Axis, ...]:
     dim = _check.integer("dim", dim, low=1)
     sizes, widths = (_one_each(*a, dim) for a in (("n", n), ("half_width", half_width)))

@@ -14,7 +14,7 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
-from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.grid import Box, ends
 from tensorjax.pde._function_trains import gaussian_trains as _hermite
 from tensorjax.pde._function_trains.cross_approximation import Draw, Points, crossed, drawn, powers
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -132,30 +132,14 @@ class Gaussian(_Start):
         return float(sign * np.exp(-log / 2))
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian initial state at physical points (m, d).
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates the Gaussian initial state at physical points (m, d)."""
         z = np.linalg.solve(
             np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
         )
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x)."""
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
@@ -276,28 +260,12 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian mixture at physical points (m, d).
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates the Gaussian mixture at physical points (m, d)."""
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x)."""
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
@@ -370,27 +338,11 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates an initial state that is given as a function of points.
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates an initial state that is given as a function of points."""
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates an initial state, given as a function, by TT-cores on a grid y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Approximates an initial state, given as a function, by TT-cores on a grid y = map(x)."""
 
         def values(y: np.ndarray) -> np.ndarray:
             return self.values(map.inverse(y))
@@ -409,7 +361,7 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
         Mixture(masses, [Gaussian(g.mean, g.covariance / (2 * p)) for g in given.gaussians])
         for p in kinds
     ]
-    low, high = (np.asarray([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
+    low, high = ends(box)
 
     def draw(rng: np.random.Generator, count: int) -> Points:
         share = -(-count // len(kinds))

@@ -143,6 +143,11 @@ class Independent(Function):
         pairs = zip(self.parts, box.points, strict=True)
         return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
 
+    def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, mean and covariance of a product of one-dimensional densities."""
+        mean, variance = np.transpose([p.moments for p in self.parts])
+        return 1.0, mean, np.diag(variance)
+
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws random points (count, d) from a product of one-dimensional densities."""
         return np.stack([p.sample(rng, count) for p in self.parts], 1)

@@ -15,10 +15,11 @@ from tensorjax import _check
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.affine_operators import affine_states
 from tensorjax.pde._generators import normal_component
 from tensorjax.pde._generators import tangent_normal_factors as families
-from tensorjax.pde._generators.canonical_form import Point, canonical, host_cores
+from tensorjax.pde._generators.canonical_form import Point, canonical
 from tensorjax.pde._generators.tangent_normal_factors import Family, Modes
 
 # The outermost share of every axis, on either side, that is its edge.
@@ -215,10 +216,10 @@ class Setting:
             raise ValueError(f"v: expected the shape {box.shape} of the box, got {v.shape}")
         self.box, self.tol = box, tol
         self.modes = families.modes_of(box)
-        self.point = canonical(self.modes.weighted(host_cores("v", v)))
+        self.point = canonical(self.modes.weighted(real_cores("v", v)))
         self.trivial = box.unbounded.sum() < 2 or self.point.scale == 0
         reaction = None if right.reaction is None else self._reaction(right.reaction)
-        source = None if right.source is None else host_cores("source", right.source)
+        source = None if right.source is None else real_cores("source", right.source)
         self.terms = normal_component.Terms(
             right.affine,
             *self._operators([] if self.trivial else right.others),
@@ -243,7 +244,7 @@ class Setting:
     def _reaction(self, function: Any) -> Any:
         def reaction(cores: Cores, tol: float) -> Cores:
             v = TT._unchecked(tuple(self.modes.values(cores)))
-            return self.modes.weighted(host_cores("reaction", function(v, tol)))
+            return self.modes.weighted(real_cores("reaction", function(v, tol)))
 
         return reaction
 

@@ -11,12 +11,12 @@ from tensorjax import _check
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Start
 from tensorjax.pde._generators.canonical_form import (
     Point,
     canonical,
-    host_cores,
     truncated,
     truncated_ranks,
 )
@@ -349,7 +349,7 @@ def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
     if isinstance(v, TT):
         if v.shape != box.shape:
             raise ValueError(f"v: expected the shape {box.shape} of the box, got {v.shape}")
-        return Function(lambda x: np.asarray(evaluate(v, at, box, x))), host_cores("v", v)
+        return Function(lambda x: np.asarray(evaluate(v, at, box, x))), real_cores("v", v)
     if not isinstance(v, Start):
         if not callable(v):
             raise ValueError(

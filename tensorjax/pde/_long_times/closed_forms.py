@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from tensorjax._cores import overlaps, products, rounding
+from tensorjax._cores import overlaps, products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
-from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.grid import Box, ends
 from tensorjax.pde._function_trains import cross_approximation
 from tensorjax.pde._function_trains.cross_approximation import crossed, drawn
 from tensorjax.pde._function_trains.initial_states import Gaussian
+from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
@@ -159,7 +160,7 @@ class Equilibrium(NamedTuple):
         ``most``, or longer than ``seconds`` of processor time, looked at with every batch.
         """
         end = time.process_time() + seconds
-        low, high = _ends(box)
+        low, high = ends(box)
         y = self._ascended(np.random.default_rng(0).uniform(low, high, (_ASCENTS, box.dim)), map)
         y = y[((y >= low) & (y <= high)).all(1)]
         if not len(y):
@@ -201,12 +202,6 @@ class Equilibrium(NamedTuple):
         return map.forward(x)
 
 
-def _ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the low and high ends of a box's axes."""
-    low, high = (np.array([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
-    return low, high
-
-
 def equilibrium(problem: Problem) -> Equilibrium | None:
     """Finds the stationary density of a Fokker–Planck equation in detailed balance.
 
@@ -234,7 +229,7 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
         gradient = functools.partial(_of_force, problem.velocity, inverse)
     else:
         gradient = functools.partial(_of_momenta, problem.velocity, inverse, noisy)
-    low, high = _ends(problem.box)
+    low, high = ends(problem.box)
     rng = np.random.default_rng(1)
     # Points of the middle and of the whole box: where the density is, and what confines it.
     middle, half = (low + high) / 2, (high - low) / 2
@@ -399,15 +394,13 @@ def _derived(box: Box, direction: Any, mode: Mode) -> Mode:
             operator = hosted_cores(affine_generator(box, None, along, None))
             new = products.matvec(operator, train)
             out[(i + j) % 2].append([-new[0], *new[1:]] if i and j else new)
-    real, imag = (_sum(terms) if terms else None for terms in out)
+    real, imag = (
+        linear_systems.summed(terms, [1.0] * len(terms)) if terms else None for terms in out
+    )
     if real is None:  # a factor i does not matter
         assert imag is not None
         return Mode(imag, None)
     return Mode(real, imag)
-
-
-def _sum(terms: list[Cores]) -> Cores:
-    return rounding.rounded(products.combined(terms, [1.0] * len(terms)), _ROUNDED)
 
 
 def _larger(mode: Mode) -> Mode:

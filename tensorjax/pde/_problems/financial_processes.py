@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, finite, generator_of, positive
+from tensorjax._typing import ArrayLike
+from tensorjax.pde._arguments import coefficient, finite, positive
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.collocation_matrices import laguerre_zeros
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.initial_states import Gaussian, Start
+from tensorjax.pde._function_trains.initial_states import Start
 from tensorjax.pde._function_trains.known_densities import (
     Independent,
     Lognormal,
@@ -103,43 +103,13 @@ class GeometricBrownianMotion(ReadyMade):
             horizon=horizon,
         )  # fmt: skip
 
-    def _moved(self, t: float) -> Lognormal | None:
-        """Returns geometric Brownian motion's lognormal density at time t; else None."""
+    def _later(self, t: float) -> Lognormal | None:
         if not isinstance(self.start, Lognormal) or self.box.walled:
             return None
         rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
         spread = sigma[:, None] * ties * sigma
         mean = self.start.mean + (rates - sigma**2 / 2) * t
         return Lognormal(mean, self.start.covariance + spread * t)
-
-    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact lognormal density of geometric Brownian motion; or None."""
-        found = self._moved(t)
-        return None if found is None else found.values(np.asarray(x, np.float64))
-
-    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of geometric Brownian motion; or None."""
-        found = self._moved(t)
-        return None if found is None else found.moments()
-
-    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) of geometric Brownian motion at time t.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points (count, d).
-
-        Raises:
-          ValueError: a start that is not lognormal.
-        """
-        found = self._moved(t)
-        if found is None:
-            return super().sample(key, t, count)
-        return found.sample(generator_of(key), count)
 
 
 def _shaped(
@@ -235,70 +205,15 @@ class CIR(ReadyMade):
         )  # fmt: skip
         self._set(rate=rate, level=level, volatility=volatility, x0=x0, age=age)
 
-    def _moved(self, t: float) -> SquareRootTransition | None:
-        """Returns the CIR process's transition density at time t; None for another start."""
+    def _later(self, t: float) -> Independent | None:
         part = self.start.parts[0] if isinstance(self.start, Independent) else None
-        if self.box.walled:
-            return None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
-        return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
-
-    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density of the square-root process; None for another start.
-
-        Args:
-          t: time.
-          x: points (m, 1).
-
-        Returns:
-          Values (m,), or None.
-        """
-        found = self._moved(t)
-        return None if found is None else found.values(np.asarray(x, np.float64)[:, 0])
-
-    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of the square-root process; None for another start.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (1,), covariance (1, 1)), or None.
-        """
-        found = self._moved(t)
-        if found is None:
+        if self.box.walled or not (isinstance(part, SquareRootTransition) and part.same(own)):
             return None
-        mean, variance = found.moments
-        return 1.0, np.array([mean]), np.array([[variance]])
-
-    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, 1) of the square-root process at time t.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points (count, 1).
-
-        Raises:
-          ValueError: a start whose density is not known later.
-        """
-        found = self._moved(t)
-        if found is None:
-            return super().sample(key, t, count)
-        return found.sample(generator_of(key), count)[:, None]
+        return Independent([part.later(t)])
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the stationary density of the square-root process, a gamma density.
-
-        Args:
-          x: points (m, 1).
-
-        Returns:
-          Values (m,).
-        """
+        """Evaluates the stationary density of the square-root process, a gamma density."""
         if self.box.walled:
             return None
         last = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, np.inf)
@@ -402,30 +317,20 @@ class Heston(ReadyMade):
         return even_axis(min(ends), max(ends), narrow)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of (s, v) in the Heston model.
+        """Returns mass, mean and covariance of (s, v); None if those of the start are unknown.
 
-        Moments up to order two obey a linear equation. None for a start of another kind.
-
-        Args:
-          t: time.
-
-        Returns:
-          (mass, mean (2,), covariance (2, 2)), or None.
+        Moments up to order two obey a linear equation.
         """
         return None if self.box.walled else self._moments(t)
 
     def _moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
         """Computes exact mass, mean and covariance of (s, v) in the Heston model, no walls."""
-        if isinstance(self.start, Independent):
-            (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
-            first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])
-        elif isinstance(self.start, Gaussian):
-            (s, v), c = self.start.mean, self.start.covariance
-            first = self.start.mass * np.array(
-                [1.0, s, v, s * s + c[0, 0], s * v + c[0, 1], v * v + c[1, 1]]
-            )
-        else:
+        known = getattr(self.start, "moments", None)
+        if known is None:
             return None
+        mass, (s, v), c = known()
+        second = [s * s + c[0, 0], s * v + c[0, 1], v * v + c[1, 1]]
+        first = mass * np.array([1.0, s, v, *second])
         k, drive, sigma = self.rate, self.rate * self.level, self.volatility
         mu, tie = self.drift_rate, self.correlation * self.volatility
         flow = np.zeros((6, 6))  # of 1, s, v, s², s v, v²

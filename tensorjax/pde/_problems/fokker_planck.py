@@ -132,15 +132,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of a Fokker–Planck equation in the coordinates of a map.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time, of which drift and diffusion may be functions.
-
-        Returns:
-          `RightSide`.
-        """
+        """Builds the right side of a Fokker–Planck equation in the coordinates of a map."""
         parts = self.matrix, self.offset, self.noise.constant
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map, t)

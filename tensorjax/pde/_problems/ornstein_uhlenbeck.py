@@ -80,14 +80,7 @@ class _Linear(Problem):
     def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side of a linear SDE's density equation in a map's coordinates.
 
-        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time; the operators do not depend on it.
-
-        Returns:
-          `RightSide`.
+        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v, at all times.
         """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
@@ -174,11 +167,7 @@ class OrnsteinUhlenbeck(_Linear):
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates an Ornstein–Uhlenbeck process's stationary Gaussian, or None.
 
-        Args:
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None where a mode does not decay, or no noise reaches it.
+        None where a mode does not decay, or no noise reaches it.
         """
         a = np.asarray(self.matrix, np.float64)
         if self.box.walled or self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:

@@ -14,12 +14,12 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, floats, hosted_cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._function_trains.cross_approximation import entrywise
 from tensorjax.pde._function_trains.initial_states import Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.diffusion import diffusion_matrix
+from tensorjax.pde._problems.diffusion import check_sign, diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.ornstein_uhlenbeck import (
     OrnsteinUhlenbeck,
@@ -130,14 +130,7 @@ class AdvectionDiffusionReaction(Problem):
     def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side of a reaction–diffusion PDE in a map's coordinates.
 
-        Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time; the operators do not depend on it.
-
-        Returns:
-          `RightSide`.
+        Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g, at time t where f depends on it.
         """
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
@@ -275,15 +268,9 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
     pairs = [(term, diffusion_matrix("conductivity", m, d)) for term, m in given]
     for term, _ in pairs:
         terms_of("conductivity", term, d)
-    low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
-    x = np.random.default_rng(0).uniform(low, high, (_LOOKS, d))
-    total = sum(term.values(x)[:, None, None] * m for term, m in pairs)
-    lowest = float(np.linalg.eigvalsh(total).min())
-    if lowest < -1e-12:
-        raise ValueError(
-            "conductivity: expected a positive semidefinite matrix everywhere in the box, got an "
-            f"eigenvalue {lowest:.2g}; negative diffusion has no solution forward in time"
-        )
+    x = random_points(box, _LOOKS)
+    total: Any = sum(term.values(x)[:, None, None] * m for term, m in pairs)
+    check_sign("conductivity", total, "in the box")
     return None, pairs
 
 

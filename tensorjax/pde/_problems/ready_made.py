@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax._typing import ArrayLike, KeyOrGenerator
+from tensorjax.pde._arguments import generator_of
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Gaussian
@@ -36,6 +38,27 @@ class ReadyMade(FokkerPlanck):
     offset: Any = dataclasses.field(init=False)
     interpretation: Any = dataclasses.field(init=False)
     cross_tol: float = dataclasses.field(init=False)
+
+    def _later(self, t: float) -> Any:
+        """Returns the density of a ready-made process at time t in closed form; None if unknown."""
+        return None
+
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the exact density of a ready-made process; None if it is not known."""
+        found = self._later(t)
+        return super().exact(t, x) if found is None else found.values(np.asarray(x, np.float64))
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance of a ready-made process; None if not known."""
+        found = self._later(t)
+        return super().moments(t) if found is None else found.moments()
+
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
+        """Draws points (count, d) of a ready-made process at time t, if its density is known."""
+        found = self._later(t)
+        if found is None:
+            return super().sample(key, t, count)
+        return found.sample(generator_of(key), count)
 
 
 def visited(
@@ -86,7 +109,7 @@ def narrowest(
       The smallest standard deviation of every coordinate at given others, (d,).
     """
     x, covariance = start.mean[None], start.covariance
-    width, t = _conditional(covariance), 0.0
+    width, t = conditional_deviations(covariance), 0.0
     while t < time:
         slope = _jacobian(velocity, x[0])
         rate = max(float(np.linalg.norm(slope, 2)), 1 / time)
@@ -97,7 +120,7 @@ def narrowest(
         x = x + h / 2 * (first + velocity(x + h * first))
         if not (np.isfinite(covariance).all() and np.linalg.cond(covariance) < 1e12):
             break
-        width = np.minimum(width, _conditional(covariance))
+        width = np.minimum(width, conditional_deviations(covariance))
         t += h
     return width
 
@@ -107,7 +130,8 @@ def _reached(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return outer[0] - _BEYOND * (outer[1] - outer[0]), outer[3] + _BEYOND * (outer[3] - outer[2])
 
 
-def _conditional(covariance: np.ndarray) -> np.ndarray:
+def conditional_deviations(covariance: np.ndarray) -> np.ndarray:
+    """Computes standard deviations (d,) of a Gaussian's coordinates at given others."""
     return 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
 
 
