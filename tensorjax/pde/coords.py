@@ -13,6 +13,7 @@ walls.
 Nothing here compiles or traces: it is NumPy on the host, in double precision.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -80,8 +81,33 @@ def _at_rest(d: int) -> Motion:
     return Motion(np.zeros((d, d)), np.zeros(d))
 
 
+class _Generator(abc.ABC):
+    """Base class of the generators of coordinate motion."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
+        """Chooses the motion of the coordinates of a state.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: `AffineMap` of the present coordinates, which the right side knows.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: time.
+
+        Returns:
+          `Motion`, with its cost and that of rest where they are computed.
+
+        Raises:
+          ValueError: NaN or Inf in the state or in a given motion, or another shape of that.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Fixed(_Generator):
     """Choice of PDE coordinates for `integrate`: they stay fixed.
 
     Example:
@@ -95,24 +121,12 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns a coordinate motion of zero, Σ = 0 and β = 0.
-
-        Args:
-          v: not used, as most here: all generators take the same arguments.
-          right: not used.
-          map: not used.
-          box: of the coordinates y.
-          tol: not used.
-          t: not used.
-
-        Returns:
-          `Motion` of zeros.
-        """
+        """Returns a coordinate motion of zero, Σ = 0 and β = 0."""
         return _at_rest(box.dim)
 
 
 @dataclasses.dataclass(frozen=True)
-class Prescribed:
+class Prescribed(_Generator):
     """Choice of PDE coordinates for `integrate`: they follow a motion given in time.
 
     Args:
@@ -136,29 +150,14 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the prescribed coordinate motion (Σ, β) at time t.
-
-        Args:
-          v: not used.
-          right: not used.
-          map: not used.
-          box: of the coordinates y.
-          tol: not used.
-          t: time.
-
-        Returns:
-          `Motion`.
-
-        Raises:
-          ValueError: Σ or β of another shape, NaN or Inf.
-        """
+        """Returns the prescribed coordinate motion (Σ, β) at time t."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         return Motion(*rates_of_motion("motion: expected", sigma, beta, box.dim))
 
 
 @dataclasses.dataclass(frozen=True)
-class Convex:
+class Convex(_Generator):
     """Moving coordinates for a TT solution that keep its time derivative near the tangent space.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
@@ -204,22 +203,7 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that minimises a right side's TT-normal component.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
+        """Computes the coordinate motion that minimises a right side's TT-normal component."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -228,7 +212,7 @@ class Convex:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLevel:
+class MultiLevel(_Generator):
     """Moving coordinates for a TT solution, from tangent spaces at several truncations of it.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
@@ -296,22 +280,7 @@ class MultiLevel:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that keeps TT-ranks low, at several truncations.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
+        """Computes the coordinate motion that keeps TT-ranks low, at several truncations."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -361,7 +330,7 @@ class MultiLevel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow:
+class Flow(_Generator):
     """Moving coordinates for a TT solution, by steepest descent of its unfoldings' nuclear norms.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
@@ -409,22 +378,7 @@ class Flow:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that lowers the nuclear norms of a train's unfoldings.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
+        """Computes the coordinate motion that lowers the nuclear norms of a train's unfoldings."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)

@@ -271,27 +271,11 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds a Liouville equation's right side in sheared and affine coordinates.
-
-        Args:
-          map: `AffineMap` y = Γ z + s of the sheared coordinates.
-          t: time.
-
-        Returns:
-          `RightSide`.
-        """
+        """Builds a Liouville equation's right side in coordinates y = Γ z + s, z sheared ones."""
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates a PDE's exact solution at sheared points (m, d); None if unknown.
-
-        Args:
-          t: time.
-          x: sheared points (m, d).
-
-        Returns:
-          (m,), or None where the solution is not known.
-        """
+        """Evaluates a PDE's exact solution at sheared points x, (m, d); None if unknown."""
         return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))

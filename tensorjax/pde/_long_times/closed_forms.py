@@ -3,7 +3,6 @@
 Slow modes of affine drift are derivatives of the stationary Gaussian.
 """
 
-import functools
 import heapq
 import time
 from collections.abc import Callable
@@ -225,10 +224,12 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
     if np.linalg.eigvalsh(spread)[0] <= _SINGULAR * np.linalg.eigvalsh(spread)[-1]:
         return None
     inverse = np.linalg.inv(spread)
-    if noisy.all():
-        gradient = functools.partial(_of_force, problem.velocity, inverse)
-    else:
-        gradient = functools.partial(_of_momenta, problem.velocity, inverse, noisy)
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        if noisy.all():
+            return problem.velocity(x) @ inverse
+        return _of_momenta(problem.velocity, inverse, noisy, x)
+
     low, high = ends(problem.box)
     rng = np.random.default_rng(1)
     # Points of the middle and of the whole box: where the density is, and what confines it.
@@ -241,11 +242,6 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
                 found = Equilibrium(gradient, middle, n)
                 return found if _holds(problem, d, found, x, _STEP * half) else None
     return None
-
-
-def _of_force(velocity: Any, inverse: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the gradient D⁻¹ a of the log-density of an overdamped equilibrium."""
-    return velocity(x) @ inverse
 
 
 def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -291,8 +287,8 @@ def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step:
     return bool(left.max() < _CLOSE and bent < _CLOSE)  # not so of NaN
 
 
-# Relative error of the trains of modes; imaginary parts of eigenvalues that are real.
-_ROUNDED, _REAL = 1e-13, 1e-12
+# Imaginary parts of eigenvalues that are real.
+_REAL = 1e-12
 # Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
 _SAME = 2e-5
 

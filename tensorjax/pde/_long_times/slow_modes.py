@@ -178,8 +178,7 @@ def slow_modes(
     (2000), for affine drift. Ours: the bordered operator, the first modes.
     """
     count = _check.integer("k", k, low=1)
-    tol = _check.tolerance(tol, np.float64)
-    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     points = math.prod(problem.box.shape)
     if count + _MORE >= points:
         raise ValueError(f"k: expected fewer modes than the {points} points of the grid, got {k}")

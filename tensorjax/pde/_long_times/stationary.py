@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._cores import overlaps, products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
@@ -173,8 +172,7 @@ def with_cores(
     """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
-    tol = _check.tolerance(tol, np.float64)
-    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     linear_systems.checked_seconds(max_seconds)
     begun = time.process_time()
     at = AffineMap.identity(problem.dim) if map is None else map
@@ -259,7 +257,9 @@ def _iterated(
         sure = _SURE if k else math.inf
         asked = max(min(accuracy, sure, _SHARE * speed(operator, p) / rate), _EXACT)
         try:
-            p, residual = _solved(operator, p, box.weights, rate, asked, cap, timer)
+            system = bordered(operator, p, box.weights, rate)
+            load = [-rate * p[0], *p[1:]]
+            p, residual = linear_systems.solved(system, load, p, asked, cap, timer=timer)
         except linear_systems.OutOfTimeError as error:
             return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
@@ -376,11 +376,3 @@ def rate_of(operator: Cores, p: Cores, box: Box) -> float:
 def speed(operator: Cores, v: Cores) -> float:
     """Computes ‖L v‖/‖v‖ for a generator L, which is zero for a stationary density v."""
     return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
-
-
-def _solved(
-    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None, timer: Any
-) -> tuple[Cores, float]:
-    """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
-    system = bordered(operator, w, weights, rate)
-    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap, timer=timer)

@@ -84,12 +84,7 @@ class Flowed(Problem):
 
         Linear motions are fields of degree one.
 
-        Args:
-          map: `AffineMap`, the identity.
-          t: time.
-
-        Returns:
-          `RightSide`, with one operator for each component of the drift and entry of the diffusion.
+        It has one operator for each component of the drift and entry of the diffusion.
 
         Raises:
           ValueError: another map than the identity.
@@ -114,30 +109,13 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density in flowing coordinates at points y, (m, d); None if unknown.
-
-        Args:
-          t: time.
-          x: points y, (m, d).
-
-        Returns:
-          (m,), or None where the solution u is not known.
-        """
+        """Evaluates the exact density at points y (m, d) of flowing coordinates; None if unknown."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
     def sample(self, key: Key, t: float, count: int) -> np.ndarray:
-        """Draws points of the exact density, mapped to flowing coordinates.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points y, (count, d).
-        """
+        """Draws points y, (count, d), of the exact density in flowing coordinates."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
