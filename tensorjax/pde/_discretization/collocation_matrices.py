@@ -83,14 +83,7 @@ def slope_weights(offsets: np.ndarray) -> np.ndarray:
 
 
 def trigonometric_interpolation(xp: Any, y: Any, points: np.ndarray, length: float) -> Any:
-    """Computes the matrix (m, n) of trigonometric interpolation from equidistant points.
-
-    Args:
-      xp: NumPy or `jax.numpy`.
-      y: where it is evaluated, (m,).
-      points: (n,), of one period.
-      length: of the period.
-    """
+    """Computes the matrix (m, n) of trigonometric interpolation from equidistant points to y."""
     n = len(points)
     turns = (y[:, None] - xp.asarray(points, y.dtype)[None]) / length
     half = np.pi * (turns - xp.round(turns))
@@ -105,13 +98,7 @@ def trigonometric_interpolation(xp: Any, y: Any, points: np.ndarray, length: flo
 def local_interpolation(xp: Any, y: Any, n: int, low: float, length: float, order: int) -> Any:
     """Computes the matrix (m, n) that interpolates by polynomials through ``order`` nearest points.
 
-    Args:
-      xp: NumPy or `jax.numpy`.
-      y: where they are evaluated, (m,).
-      n: number of points, inside of [low, low + length], at whose ends the function is zero.
-      low: left end.
-      length: of the interval.
-      order: number of points, even.
+    Of n points inside of [low, low + length], at whose ends the function is zero, to y (m,).
     """
     place = (y - low) / (length / (n + 1)) - 1
     first = xp.floor(place) - (order // 2 - 1)
@@ -158,11 +145,7 @@ class Galerkin(NamedTuple):
 def wall_nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
     """Returns Chebyshev points in [−1, 1] that determine a polynomial, and barycentric weights.
 
-    The inner ones of n + 2 Chebyshev extrema, and the ends where it is zero.
-
-    Args:
-      n: number of inner points.
-      free: whether it is free at −1 and at 1.
+    The n inner ones of n + 2 Chebyshev extrema, and the ends where it is not ``free`` but zero.
     """
     at, weights = _chebyshev.extrema(n + 2), _chebyshev.extremum_weights(n + 2)
     kept = np.array([not free[0], *[True] * n, not free[1]])
@@ -173,14 +156,7 @@ def wall_nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]
 
 
 def cardinal(xp: Any, n: int, free: tuple[bool, bool], x: Any) -> Any:
-    """Evaluates polynomials that are 1 at one inner Chebyshev point, 0 at the others: (m, n).
-
-    Args:
-      xp: NumPy or `jax.numpy`.
-      n: number of inner points.
-      free: as in `nodes`.
-      x: points (m,) in [−1, 1].
-    """
+    """Evaluates polynomials that are 1 at one inner Chebyshev point, 0 at the others, at x (m,)."""
     first = 0 if free[0] else 1
     return _chebyshev.lagrange(xp, *wall_nodes(n, free), x)[:, first : first + n]
 
@@ -189,9 +165,7 @@ def cardinal(xp: Any, n: int, free: tuple[bool, bool], x: Any) -> Any:
 def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
     """Builds the `Galerkin` matrices of polynomials on n inner Chebyshev points of [−1, 1].
 
-    Args:
-      n: number of points.
-      free: whether functions are free at −1 and at 1; they vanish elsewhere.
+    Functions are ``free`` at −1 and at 1, or vanish there.
     """
     x, w = np.polynomial.legendre.leggauss(2 * n)
     value, slope = _at_points(n, free, x)
@@ -291,9 +265,6 @@ def modes(axis: Any) -> np.ndarray:
     """Computes the discrete modes of a grid axis as orthonormal rows (n, n), by rising frequency.
 
     They apply to values times the root of the quadrature weights.
-
-    Args:
-      axis: `Axis` of n points.
     """
     n = axis.n
     k = np.arange(n)
@@ -327,11 +298,8 @@ def moment_weights(axis: Any, power: int) -> np.ndarray:
     """Computes weights (n,) with which values on a grid axis give ∫ y^power v dy.
 
     On a periodic axis y jumps where a turn ends, and the quadrature of the grid would take all that
-    lies there for one side of it: the weights are those of the interpolant, exactly.
-
-    Args:
-      axis: `Axis` of n points.
-      power: 0, 1 or 2.
+    lies there for one side of it: the weights are those of the interpolant, exactly. ``power`` is
+    0, 1 or 2.
     """
     if axis.kind != "periodic" or power == 0:
         return axis.weights * axis.points**power

@@ -51,9 +51,9 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
     d = state.order
-    left = [(_steps(2 * k, 2 * k + 2, 0), u[None]) for k, u in enumerate(state.left)]
+    left = [(np.eye(2 * k, 2 * k + 2)[None], u[None]) for k, u in enumerate(state.left)]
     right = [
-        (_steps(2 * (d - k), 2 * (d - k) - 2, -2), v[None])
+        (np.eye(2 * (d - k), 2 * (d - k) - 2, -2)[None], v[None])
         for k, v in enumerate(state.right, start=1)
     ]
     lefts, rights = state.left, state.right
@@ -92,11 +92,6 @@ def another(point: Point, cores: Cores) -> Family:
     """Splits a tensor train at every bond into factors tangent to the train v and normal to it."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
-
-
-def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns a shifted identity (1, rows, columns), which links the states of two TT bonds."""
-    return np.eye(rows, columns, offset)[None]
 
 
 def _family(

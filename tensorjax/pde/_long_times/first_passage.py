@@ -419,7 +419,7 @@ def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
 
         cores = _of_one(part, grid) or crossed("drift", part, grid, _CROSS)
         if any(np.any(c) for c in cores[:1]):
-            out.append(multipliers.carried(grid, k, derivative, cores))
+            out.append(multipliers.carried(cores, {k: derivative}))
     return out
 
 

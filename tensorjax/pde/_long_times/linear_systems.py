@@ -181,12 +181,8 @@ def solved(
 def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
     """Factors the dense matrix of a small linear system of one or two tensor modes.
 
-    Args:
-      operator: cores (r, n, n, s).
-
-    Returns:
-      A function of a right side and a tolerance, to which the solution is rounded; None if the
-      operator is large.
+    Returns a function of a right side and a tolerance, to which the solution is rounded; None if
+    the operator is large.
     """
     n = [c.shape[1] for c in operator]
     if not _small(n):

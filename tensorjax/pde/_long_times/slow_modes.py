@@ -186,17 +186,19 @@ def slow_modes(
     timer = linear_systems.checked_seconds(max_seconds)
     # In double precision whatever JAX has: L amplifies what roundoff leaves of p.
     rest, p = with_cores(problem, _SHARE * tol, map, cap, limits, max_seconds)
-    empty = np.zeros(0)
+
+    def report(block: _Block, residuals: np.ndarray, result: Result, message: str) -> SlowModes:
+        modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
+        return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+
+    none = _Block([], [], np.zeros(0, complex)), np.zeros(0)
     if rest.result != Result.successful:
-        text = f"no stationary density was found: {rest.message}"
-        return SlowModes(empty + 0j, (), rest, problem.box, empty, rest.result, text)
+        return report(*none, rest.result, f"no stationary density was found: {rest.message}")
     at = rest.final.map
     if rest.change == 0:
         known = _of_affine_drift(problem, p, at, count, tol, cap, limits)
         if known is not None:
-            block, residuals, result, message = known
-            modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
-            return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+            return report(*known)
     first = _begun(p, problem.box, count + _MORE)
     operator, weights = operator_of(problem, at), problem.box.weights
     # Any border would do that is no eigenvalue; modes have no part in it, for their mass is zero.
@@ -206,11 +208,8 @@ def slow_modes(
     try:
         block, residuals = _iterated(inverse, first, count, tol)
     except linear_systems.OutOfTimeError as error:
-        text = out_of_time("modes", error.ranks, max_seconds)
-        return SlowModes(empty + 0j, (), rest, problem.box, empty, Result.max_steps, text)
-    result, message = _judged(problem.box, block.x, residuals, tol, cap, limits)
-    modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
-    return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+        return report(*none, Result.max_steps, out_of_time("modes", error.ranks, max_seconds))
+    return report(block, residuals, *_judged(problem.box, block.x, residuals, tol, cap, limits))
 
 
 def _of_affine_drift(

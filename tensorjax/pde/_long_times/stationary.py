@@ -165,11 +165,7 @@ def with_cores(
     limits: tuple[float, float],
     max_seconds: float,
 ) -> tuple[Stationary, Cores]:
-    """Computes a `Stationary` as `stationary` does, and its cores in double precision.
-
-    Returns:
-      `Stationary`; cores of the density on the grid of its coordinates, of mass one there.
-    """
+    """Computes a `Stationary`, and its cores of mass one on its grid, in double precision."""
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol, cap = linear_systems.checked_options(tol, max_rank)

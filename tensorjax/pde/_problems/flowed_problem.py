@@ -109,7 +109,7 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density at points y (m, d) of flowing coordinates; None if unknown."""
+        """Evaluates the exact density at points y (m, d), of flowing coordinates; or None."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)

@@ -243,19 +243,19 @@ class AdvectionDiffusionReaction(Problem):
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
         """Returns a reaction's nonlinear part as a function of tensor trains, or None."""
-        if self._function is not None:
-            return self._by_entries
-        return self._by_products if any(self._polynomial[2:]) else None
+        f, coefficients = self._function, self._polynomial
+        if f is None and not any(coefficients[2:]):
+            return None
 
-    def _by_products(self, v: TT, tol: float) -> TT:
-        """Computes a polynomial reaction's terms Σ_{k ≥ 2} c_k vᵏ as a tensor train."""
-        cores = polynomial(hosted_cores(v), self._polynomial, tol)
-        return TT._unchecked(tuple(cores)).astype(v.dtype)
+        def nonlinear(v: TT, tol: float) -> TT:
+            found = (
+                polynomial(hosted_cores(v), coefficients, tol)
+                if f is None
+                else entrywise(f, v, tol)
+            )
+            return TT._unchecked(tuple(found)).astype(v.dtype)
 
-    def _by_entries(self, v: TT, tol: float) -> TT:
-        f = self._function
-        assert f is not None
-        return TT._unchecked(tuple(entrywise(f, v, tol))).astype(v.dtype)
+        return nonlinear
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:

@@ -99,14 +99,7 @@ def narrowest(
 ) -> np.ndarray:
     """Estimates the smallest standard deviations (d,) of an SDE's density along its mean path.
 
-    Args:
-      velocity: drift of points (m, d).
-      diffusion: D, the diagonal (d,).
-      start: of the density.
-      time: to which it is followed.
-
-    Returns:
-      The smallest standard deviation of every coordinate at given others, (d,).
+    Those of every coordinate at given others. Arguments are those of `visited`.
     """
     x, covariance = start.mean[None], start.covariance
     width, t = conditional_deviations(covariance), 0.0
@@ -166,14 +159,7 @@ def even_axis(low: float, high: float, narrow: float) -> Axis:
 
 
 def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
-    """Builds a logarithmic grid axis from means and widths of log x.
-
-    Args:
-      low: smallest mean of log x.
-      high: largest mean of log x.
-      narrow: smallest standard deviation of log x.
-      wide: largest standard deviation of log x.
-    """
+    """Builds a logarithmic grid axis from the ends of means and of deviations of log x."""
     # x² times the density, for the covariance, has its top 2 wide² further out.
     flat = even_axis(low - HALF_WIDTH * wide, high + HALF_WIDTH * wide + 2 * wide**2, narrow)
     return Axis("log", flat.n, float(np.exp(flat.low)), float(np.exp(flat.high)))

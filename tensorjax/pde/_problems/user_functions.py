@@ -71,15 +71,9 @@ def takes_time(f: Callable[..., Any], name: str) -> bool:
 
 
 class CheckedField(InFewSizes):
-    """Wrapper of a user's vector field f(x) or f(t, x) that checks the shape of its values.
+    """Wrapper of a user's vector field, (m, dim) ↦ (m, dim), that checks the shape of its values.
 
-    Args:
-      f: (m, dim) ↦ (m, dim).
-      name: of the argument.
-      dim: d.
-
-    Raises:
-      ValueError: ``f`` takes other arguments.
+    ``f`` is a function of x or of t and x, ``name`` that of the argument.
     """
 
     def __init__(self, f: Callable[..., Any], name: str, dim: int):
