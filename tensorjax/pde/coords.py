@@ -106,6 +106,23 @@ class _Generator(abc.ABC):
         """
 
 
+class _ByState(_Generator):
+    """Base class of the generators that look at the state and its right side."""
+
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
+        """Chooses the motion that keeps a state's TT-ranks low; none on fewer than two axes."""
+        setting = Setting(v, right, box, tol)
+        if setting.trivial:
+            return _at_rest(box.dim)
+        return self._chosen(setting, setting.form(setting.point, tol, measure=True))
+
+    @abc.abstractmethod
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
+        """Chooses the motion from the quadratic form of the normal component at the state."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Fixed(_Generator):
     """Choice of PDE coordinates for `integrate`: they stay fixed.
@@ -157,7 +174,7 @@ class Prescribed(_Generator):
 
 
 @dataclasses.dataclass(frozen=True)
-class Convex(_Generator):
+class Convex(_ByState):
     """Moving coordinates for a TT solution that keep its time derivative near the tangent space.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
@@ -200,19 +217,12 @@ class Convex(_Generator):
     def __post_init__(self):
         _check_options(self.regularization, self.gauge)
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that minimises a right side's TT-normal component."""
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        form = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         return setting.motion(form, _convex(form, self.regularization, setting.kept), self.gauge)
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLevel(_Generator):
+class MultiLevel(_ByState):
     """Moving coordinates for a TT solution, from tangent spaces at several truncations of it.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
@@ -277,26 +287,19 @@ class MultiLevel(_Generator):
         if not (np.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that keeps TT-ranks low, at several truncations."""
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        finest = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         if not self.guard or self.kappa > 0:
-            sigma, levels = self._minimiser(setting, finest)
-            return self._told(setting, finest, sigma, levels)
+            sigma, levels = self._minimiser(setting, form)
+            return self._told(setting, form, sigma, levels)
         alone, rest = (
-            _convex(finest, _PLAIN, setting.kept), finest.cost(np.zeros((box.dim, box.dim)))
+            _convex(form, _PLAIN, setting.kept), form.cost(np.zeros((setting.box.dim,) * 2))
         )  # fmt: skip
-        if finest.cost(alone) < _LITTLE * rest:
-            return self._told(setting, finest, alone, {tol: setting.point.ranks})
-        sigma, levels = self._minimiser(setting, finest)
-        if finest.cost(sigma) <= (_GAIN if self._gain is None else self._gain) * rest:
-            return self._told(setting, finest, sigma, levels)
-        return self._told(setting, finest, 0 * sigma, levels)._replace(guarded=True)
+        if form.cost(alone) < _LITTLE * rest:
+            return self._told(setting, form, alone, {setting.tol: setting.point.ranks})
+        sigma, levels = self._minimiser(setting, form)
+        if form.cost(sigma) <= (_GAIN if self._gain is None else self._gain) * rest:
+            return self._told(setting, form, sigma, levels)
+        return self._told(setting, form, 0 * sigma, levels)._replace(guarded=True)
 
     def _told(
         self, setting: Setting, finest: Any, sigma: np.ndarray, levels: dict[float, Any]
@@ -330,7 +333,7 @@ class MultiLevel(_Generator):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow(_Generator):
+class Flow(_ByState):
     """Moving coordinates for a TT solution, by steepest descent of its unfoldings' nuclear norms.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
@@ -375,19 +378,12 @@ class Flow(_Generator):
         if not (np.isfinite(self.rate) and self.rate > 0):
             raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that lowers the nuclear norms of a train's unfoldings."""
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        form = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         scale = setting.point.scale
         slope = nuclear_norms_gradient(
             setting.point, setting.modes, form.family, self.smoothing * scale
         )
-        free = box.unbounded
+        free = setting.box.unbounded
         slope = slope * np.outer(free, free)
         return setting.motion(form, self.rate / scale * slope, "none")
 

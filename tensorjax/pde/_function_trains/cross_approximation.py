@@ -22,7 +22,6 @@ from tensorjax._cores.contractions import absorb, einsum, times_mode
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._discretization.grid import Box
 
 
 class Points(NamedTuple):
@@ -221,22 +220,21 @@ def from_train(cores: Cores, tol: float) -> Draw:
 def crossed(
     name: str,
     f: Callable[[Any], Any],
-    box: Box,
+    points: Sequence[np.ndarray],
     tol: float,
     seed: int = 0,
     max_rank: int | None = None,
 ) -> Cores:
-    """Approximates a function by a tensor train from its values on a PDE grid, by TT-cross."""
-    if len(box.shape) == 1:  # all values are asked for, and have no ranks
-        values = np.asarray(_finite(name, f(box.points[0][:, None])))
+    """Approximates a function by a train, by TT-cross from values at grid points of d axes."""
+    if len(points) == 1:  # all values are asked for, and have no ranks
+        values = _finite(name, f(points[0][:, None]))
         flat = values.reshape(len(values), -1)
         return [flat[None], *([np.eye(flat.shape[1])[:, :, None]] if values.ndim > 1 else [])]
     # Cross approximation takes half of it for its search, which has to be 10 eps or more.
     tol = max(tol, 20 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
     key = jax.random.key(seed)
-    train, info = tt.cross(
-        f, box.shape, tol=tol, key=key, max_rank=max_rank, grid=box.points, jit=False
-    )
+    shape = tuple(map(len, points))
+    train, info = tt.cross(f, shape, tol=tol, key=key, max_rank=max_rank, grid=points, jit=False)
     # A field that is zero wherever it was looked at may well be zero; a density may not.
     zero = info.status == "zero" and name != "start"
     if info.status != "converged" and not (zero or info.error <= 10 * tol):
@@ -249,15 +247,20 @@ def crossed(
 
 
 def drawn(
-    name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
+    name: str,
+    f: Callable[[Any], Any],
+    points: Sequence[np.ndarray],
+    tol: float,
+    draw: Draw,
+    seed: int = 0,
 ) -> Cores:
     """Approximates a function on a grid by a tensor train, from random points drawn by ``draw``."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
-        points = zip(box.points, index.T, strict=True)
-        return _finite(name, f(np.stack([p[i] for p, i in points], 1)))
+        pairs = zip(points, index.T, strict=True)
+        return _finite(name, f(np.stack([p[i] for p, i in pairs], 1)))
 
-    return _by_draws(name, of_index, box.shape, tol, draw, seed)
+    return _by_draws(name, of_index, [len(p) for p in points], tol, draw, seed)
 
 
 def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
@@ -307,17 +310,6 @@ _TESTS = 128
 _WHOLE = 1 << 14
 
 
-class Coarse(NamedTuple):
-    """Coarse Chebyshev grid on which smooth functions are sampled before their interpolation."""
-
-    points: tuple[np.ndarray, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of points along every axis of the coarse Chebyshev grid."""
-        return tuple(len(p) for p in self.points)
-
-
 def smooth(
     name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
 ) -> tuple[Cores, int]:
@@ -342,10 +334,10 @@ def smooth(
     count, most = first, 2 * max(box.shape)
     while True:
         nodes = _chebyshev.roots(count)
-        at = Coarse(tuple((a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes))
+        at = [(a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes]
         cores = _coarse_cores(name, f, at, tol)
         weights = _chebyshev.root_weights(count)
-        pairs = zip(at.points, box.points, strict=True)
+        pairs = zip(at, box.points, strict=True)
         rows = [_chebyshev.lagrange(np, c, weights, p) for c, p in pairs]
         fine = [times_mode(c, r) for r, c in zip(rows, cores, strict=False)]
         found = np.ones((_TESTS, 1))
@@ -364,15 +356,16 @@ def smooth(
         count *= 2
 
 
-def _coarse_cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
-    if math.prod(at.shape) > _WHOLE:
-        return crossed(name, f, at, tol / 3)  # pyright: ignore[reportArgumentType]
-    mesh = np.stack([m.ravel() for m in np.meshgrid(*at.points, indexing="ij")], 1)
+def _coarse_cores(name: str, f: Any, points: list[np.ndarray], tol: float) -> Cores:
+    sizes = [len(p) for p in points]
+    if math.prod(sizes) > _WHOLE:
+        return crossed(name, f, points, tol / 3)
+    mesh = np.stack([m.ravel() for m in np.meshgrid(*points, indexing="ij")], 1)
     rest = np.asarray(f(mesh), np.float64)
-    allowed = tol / 3 * float(np.linalg.norm(rest)) / len(at.shape)
+    allowed = tol / 3 * float(np.linalg.norm(rest)) / len(points)
     out: Cores = []
     rank = 1
-    for n in at.shape:
+    for n in sizes:
         u, s, w = np.linalg.svd(rest.reshape(rank * n, -1), full_matrices=False)
         tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
         keep = max(int((tail > allowed).sum()), 1)

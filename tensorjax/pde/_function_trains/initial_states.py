@@ -348,8 +348,8 @@ class Function(_Start):
             return self.values(map.inverse(y))
 
         if self.near is None:
-            return crossed("start", values, box, tol, self.seed)
-        return drawn("start", values, box, tol, _near(self.near, map, box, tol), self.seed)
+            return crossed("start", values, box.points, tol, self.seed)
+        return drawn("start", values, box.points, tol, _near(self.near, map, box, tol), self.seed)
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from tensorjax._cores import overlaps, products
 from tensorjax._cores.unfoldings import Cores
@@ -22,11 +21,13 @@ from tensorjax.pde._function_trains.initial_states import Gaussian
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    SINGULAR,
+    OrnsteinUhlenbeck,
+    stationary_gaussian,
+)
 from tensorjax.pde._problems.problem import Problem
 
-# Eigenvalues of a covariance below this share of the largest: some direction is without noise.
-_SINGULAR = 1e-12
 # Nodes of the integrals of a drift along rays (exact up to degree 2n − 1), of which the fewest are
 # taken that differ by less than this from twice as many; points of tests.
 _NODES, _EXACT, _TESTS = (2, 4, 8, 16, 32), 1e-11, 64
@@ -59,14 +60,8 @@ def known(
 ) -> Known:
     """Finds the closed form of a stationary density, and low-rank coordinates if none are given.
 
-    In one or two dimensions nothing is looked for: linear systems are solved at once there.
-
-    Args:
-      problem: of any kind.
-      tol: relative error of the density.
-      map: coordinates, or None to choose.
-      cap: largest rank.
-      seconds: processor time after which no more values of a density are computed.
+    In one or two dimensions nothing is looked for: linear systems are solved at once there. After
+    so many ``seconds`` of processor time no more values of a density are computed.
     """
     if problem.dim < 3:
         return Known()
@@ -92,8 +87,7 @@ def known(
 def gaussian(problem: Problem) -> Gaussian | None:
     """Finds the stationary Gaussian of a problem with affine drift and constant diffusion.
 
-    A C + C Aᵀ + 2D = 0 and A m + b = 0. None for another problem, for walls and periodic axes, or
-    where there is no such density: a mode that does not decay, or that no noise reaches.
+    None for another problem, for walls and periodic axes, or where there is no such density.
     """
     if not isinstance(problem, OrnsteinUhlenbeck | FokkerPlanck) or not problem.box.movable:
         return None
@@ -101,15 +95,7 @@ def gaussian(problem: Problem) -> Gaussian | None:
         return None
     if problem.matrix is None or problem.diffusion is None:
         return None
-    a, d = np.asarray(problem.matrix, np.float64), np.asarray(problem.diffusion, np.float64)
-    if np.linalg.eigvals(a).real.max() >= 0:
-        return None
-    covariance = linalg.solve_continuous_lyapunov(a, -2 * d)
-    low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
-    if low <= _SINGULAR * high:
-        return None
-    offset = np.zeros(len(a)) if problem.offset is None else np.asarray(problem.offset)
-    return Gaussian(-np.linalg.solve(a, offset), covariance)
+    return stationary_gaussian(problem.matrix, problem.offset, problem.diffusion)
 
 
 def independent(density: Gaussian) -> AffineMap:
@@ -177,9 +163,9 @@ class Equilibrium(NamedTuple):
             return np.exp(np.minimum(self.log_density(map.inverse(y)) - top, _HIGHEST))
 
         try:
-            first = crossed("density", density, box, _COARSE, max_rank=most)
+            first = crossed("density", density, box.points, _COARSE, max_rank=most)
             draw = cross_approximation.from_train(first, tol)
-            cores = drawn("density", density, box, tol, draw)
+            cores = drawn("density", density, box.points, tol, draw)
         except ValueError:
             return None
         missed = cross_approximation.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
@@ -221,7 +207,7 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
     d = np.asarray(problem.diffusion, np.float64)
     noisy = np.diag(d) > 0
     spread = d[np.ix_(noisy, noisy)]
-    if np.linalg.eigvalsh(spread)[0] <= _SINGULAR * np.linalg.eigvalsh(spread)[-1]:
+    if np.linalg.eigvalsh(spread)[0] <= SINGULAR * np.linalg.eigvalsh(spread)[-1]:
         return None
     inverse = np.linalg.inv(spread)
 

@@ -417,7 +417,7 @@ def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
         def part(x: Any, sign: int = sign) -> np.ndarray:
             return sign * np.maximum(sign * problem.velocity(np.asarray(x))[:, k], 0)
 
-        cores = _of_one(part, grid) or crossed("drift", part, grid, _CROSS)
+        cores = _of_one(part, grid) or crossed("drift", part, grid.points, _CROSS)
         if any(np.any(c) for c in cores[:1]):
             out.append(multipliers.carried(cores, {k: derivative}))
     return out

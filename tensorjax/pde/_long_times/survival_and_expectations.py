@@ -328,7 +328,7 @@ def _solved(
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:
-        load = crossed("payoff", _checked(payoff), grid, accuracy)
+        load = crossed("payoff", _checked(payoff), grid.points, accuracy)
     identity = linear_systems.flat([np.eye(n)[None, :, :, None] for n in grid.shape])
     flat, sums, worst = linear_systems.flat(operator), [], 0.0
     for t in times:

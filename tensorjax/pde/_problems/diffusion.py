@@ -10,7 +10,6 @@ from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box, random_points
-from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Cores, Power, Product, Term, partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
@@ -121,13 +120,8 @@ class Diffusion:
             check_sign("diffusion", d, f"at t = {t:g}" if self.timed else "in the box")
             return np.stack([d[:, i, j] for i, j, _ in entries], 1)
 
-        found = self._known.get(
-            map,
-            box,
-            self.tol,
-            lambda: multipliers.components(crossed("diffusion", of_box, box, self.tol)),
-            t if self.timed else None,
-        )
+        at = t if self.timed else None
+        found = self._known.components(of_box, map, box, self.tol, at)
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:

@@ -20,6 +20,9 @@ from tensorjax.pde._maps.characteristics import Flow, flow
 from tensorjax.pde._problems.diffusion import diffusion_matrix
 from tensorjax.pde._problems.problem import Problem, RightSide
 
+# Eigenvalues of a covariance below this share of the largest: some direction is without noise.
+SINGULAR = 1e-12
+
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
     """Computes the operator −∇·((A x + b) u) + D:∇∇u of a linear SDE in coordinates y."""
@@ -52,6 +55,22 @@ def check_turns(box: Any, matrix: Any) -> None:
                 "in an angle jumps where a turn ends; take pde.Sin or another periodic term, or a "
                 'kind of axis that is not "periodic"'
             )
+
+
+def stationary_gaussian(matrix: Any, offset: Any, diffusion: Any) -> Gaussian | None:
+    """Computes the stationary Gaussian of a linear SDE, A C + C Aᵀ + 2D = 0 and A m + b = 0.
+
+    None where there is no such density: a mode that does not decay, or that no noise reaches.
+    """
+    a = np.asarray(matrix, np.float64)
+    if np.linalg.eigvals(a).real.max() >= 0:
+        return None
+    covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(diffusion, np.float64))
+    low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
+    if low <= SINGULAR * high:
+        return None
+    offset = np.zeros(len(a)) if offset is None else np.asarray(offset)
+    return Gaussian(-np.linalg.solve(a, offset), covariance)
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
@@ -169,15 +188,10 @@ class OrnsteinUhlenbeck(_Linear):
 
         None where a mode does not decay, or no noise reaches it.
         """
-        a = np.asarray(self.matrix, np.float64)
-        if self.box.walled or self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:
+        if self.box.walled or self.diffusion is None:
             return None
-        covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(self.diffusion))
-        low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
-        if low <= 1e-14 * high:
-            return None
-        offset = np.zeros(self.dim) if self.offset is None else np.asarray(self.offset)
-        return Gaussian(-np.linalg.solve(a, offset), covariance).values(np.asarray(x))
+        found = stationary_gaussian(self.matrix, self.offset, self.diffusion)
+        return None if found is None else found.values(np.asarray(x))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

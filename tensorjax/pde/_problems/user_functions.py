@@ -8,6 +8,10 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.variable_coefficients import components
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 # Smallest batch: less than this costs as much.
@@ -124,6 +128,14 @@ class Remembered:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = make()
         return self._known[key]
+
+    def components(
+        self, f: Callable[[Any], Any], map: AffineMap, box: Box, tol: float, t: float | None
+    ) -> list[Cores]:
+        """Returns cached TT approximations of the components of a function of the box's points."""
+        return self.get(
+            map, box, tol, lambda: components(crossed(self._name, f, box.points, tol)), t
+        )
 
 
 def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
