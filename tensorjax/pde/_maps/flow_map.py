@@ -99,9 +99,13 @@ class Fields:
         """Exponents of the sines in every vector field of the basis, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
-    @functools.cached_property
+    @property
     def axes(self) -> np.ndarray:
         """Axis along which each vector field of the basis points, (M,)."""
+        return self._axes
+
+    @functools.cached_property
+    def _axes(self) -> np.ndarray:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
