@@ -38,6 +38,11 @@ SECOND_DIFFERENCES = {
     4: (-5 / 2, 4 / 3, -1 / 12),
     6: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
 }
+# Beyond, exp(−x/2) of the last points is too small to be squared in double precision.
+MOST_LAGUERRE = 160
+# Relative errors of the first derivative of a wave of θ radians between neighbouring points, by
+# finite differences of order p: C_p θ^p.
+DISPERSION = {2: 1 / 6, 4: 1 / 30, 6: 1 / 140}
 
 
 def circulant(column: np.ndarray) -> np.ndarray:
@@ -203,10 +208,6 @@ def _at_points(n: int, free: tuple[bool, bool], x: np.ndarray) -> tuple[np.ndarr
     return value[:, first : first + n], (value @ slopes)[:, first : first + n]
 
 
-# Beyond, exp(−x/2) of the last points is too small to be squared in double precision.
-MOST_LAGUERRE = 160
-
-
 @functools.lru_cache(maxsize=64)
 def laguerre_zeros(n: int, parameter: float) -> np.ndarray:
     """Computes the zeros of a generalised Laguerre polynomial, a read-only ascending array (n,)."""
@@ -254,11 +255,6 @@ def laguerre_derivative(n: int, power: float) -> np.ndarray:
     np.fill_diagonal(gap, np.inf)
     np.fill_diagonal(out, (1 / gap).sum(1) + power / x - 0.5)
     return out
-
-
-# Relative errors of the first derivative of a wave of θ radians between neighbouring points, by
-# finite differences of order p: C_p θ^p.
-DISPERSION = {2: 1 / 6, 4: 1 / 30, 6: 1 / 140}
 
 
 def modes(axis: Any) -> np.ndarray:

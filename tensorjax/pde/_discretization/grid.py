@@ -17,6 +17,8 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.axis import Axis, Kind
 from tensorjax.pde._discretization.collocation_matrices import galerkin
 
+Wall = Literal["absorbing", "reflecting", "open"]
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Box:
@@ -158,9 +160,6 @@ def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
             f"{name}: expected numbers, one for all axes or {dim} of them, got {value!r}"
         )
     return values
-
-
-Wall = Literal["absorbing", "reflecting", "open"]
 
 
 @dataclasses.dataclass(frozen=True)

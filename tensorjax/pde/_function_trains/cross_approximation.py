@@ -23,6 +23,17 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
 
+# (left (m, k), right (l, d − k)) ↦ values (m, l) at all pairs.
+Table = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Points drawn at first and at most, points that measure the error, entries computed at once.
+_FIRST, _MOST, _HELD_OUT, _CHUNK = 128, 2048, 2000, 1 << 17
+# Of the tolerance, what one attempt leaves to the choice of rows; the next one takes a tenth.
+_SHARE = 0.1
+# Points of the fine grid that are compared.
+_TESTS = 128
+# Whole grids up to this size are evaluated at once.
+_WHOLE = 1 << 14
+
 
 class Points(NamedTuple):
     """Random sample points of a localised function f, of density ∝ |f|^(2p), with p and density.
@@ -40,12 +51,6 @@ class Points(NamedTuple):
 
 # (rng, count) ↦ at most ``count`` points.
 Draw = Callable[[np.random.Generator, int], Points]
-# (left (m, k), right (l, d − k)) ↦ values (m, l) at all pairs.
-Table = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# Points drawn at first and at most, points that measure the error, entries computed at once.
-_FIRST, _MOST, _HELD_OUT, _CHUNK = 128, 2048, 2000, 1 << 17
-# Of the tolerance, what one attempt leaves to the choice of rows; the next one takes a tenth.
-_SHARE = 0.1
 
 
 def skeleton(
@@ -302,12 +307,6 @@ def _finite(name: str, values: Any) -> np.ndarray:
     values = np.asarray(values, np.float64)
     _check.finite(name, values)
     return values
-
-
-# Points of the fine grid that are compared.
-_TESTS = 128
-# Whole grids up to this size are evaluated at once.
-_WHOLE = 1 << 14
 
 
 def smooth(

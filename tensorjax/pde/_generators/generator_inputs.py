@@ -24,6 +24,12 @@ from tensorjax.pde._generators.tangent_normal_factors import Family, Modes
 
 # The outermost share of every axis, on either side, that is its edge.
 _EDGE = 0.05
+Gauge = Literal["none", "edge", "moments"]
+# Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and
+# where it acts in full.
+_ONSET, _FULL = 1e-4, 1e-2
+# Matrices per mode from which on an operator is multiplied by v as a whole.
+_WIDE = 16
 
 
 class Spread(NamedTuple):
@@ -127,14 +133,6 @@ def gauge_strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)
-
-
-Gauge = Literal["none", "edge", "moments"]
-# Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and
-# where it acts in full.
-_ONSET, _FULL = 1e-4, 1e-2
-# Matrices per mode from which on an operator is multiplied by v as a whole.
-_WIDE = 16
 
 
 class Motion(NamedTuple):

@@ -29,6 +29,17 @@ from tensorjax.pde._observables.edge_and_resolution import shares
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1
+# Share of the tolerance for the train before it is truncated.
+_PART = 0.3
+# The descent has converged where the slope is this share of the cost, or where a step lowers the
+# cost by this share of it and by less than a singular value at the tolerance counts.
+_FLAT, _STEADY = 1e-5, 1e-7
+# Armijo's share of the fall that the slope promises; by how much a step that fails is shortened,
+# and how often; the largest step, a norm of the logarithm of a map.
+_ARMIJO, _SHORTER, _TRIES, _LONGEST = 1e-4, 0.25, 6, 0.5
+# A map may leave this share of the norm in the highest modes, or so many times what the identity
+# leaves there; and at the edge the tolerance, or as many times what the identity leaves.
+_ROUGH, _MORE = 1e-3, 2.0
 
 
 def nuclear_norms(point: Point, smoothing: float) -> float:
@@ -97,19 +108,6 @@ def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Contracts TT-cores (m, r, n, s) with a core U over left bond and mode: (m, s, s)."""
     return einsum("ans,mant->mst", u, seen)
-
-
-# Share of the tolerance for the train before it is truncated.
-_PART = 0.3
-# The descent has converged where the slope is this share of the cost, or where a step lowers the
-# cost by this share of it and by less than a singular value at the tolerance counts.
-_FLAT, _STEADY = 1e-5, 1e-7
-# Armijo's share of the fall that the slope promises; by how much a step that fails is shortened,
-# and how often; the largest step, a norm of the logarithm of a map.
-_ARMIJO, _SHORTER, _TRIES, _LONGEST = 1e-4, 0.25, 6, 0.5
-# A map may leave this share of the norm in the highest modes, or so many times what the identity
-# leaves there; and at the edge the tolerance, or as many times what the identity leaves.
-_ROUGH, _MORE = 1e-3, 2.0
 
 
 class RankReduction(NamedTuple):

@@ -24,6 +24,8 @@ from tensorjax.pde._generators.canonical_form import Point
 
 Link = tuple[np.ndarray, np.ndarray]  # K (t, s, s') and B (t, j, n, j')
 _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
+# Rows at which the blocks of an operator's core are compared.
+_ROWS = 12
 
 
 class Family(NamedTuple):
@@ -183,10 +185,6 @@ def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
         return einsum("tsa,urb,tujkab->sjrk", ka, kb, moved)
     half = einsum("tsa,tjnp,apbq->sjnbq", ka, ba, g)
     return einsum("sjnbq,urb,uknq->sjrk", half, kb, bb)
-
-
-# Rows at which the blocks of an operator's core are compared.
-_ROWS = 12
 
 
 class Modes(NamedTuple):

@@ -41,6 +41,10 @@ _STEP, _CLOSE = 1e-4, 1e-6
 _FINER, _FINEST, _COARSE = 1e-3, 1e-10, 1e-3
 # Largest rank of a density in closed form that is worth its price.
 _MOST = 300
+# Imaginary parts of eigenvalues that are real.
+_REAL = 1e-12
+# Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
+_SAME = 2e-5
 
 
 class Known(NamedTuple):
@@ -271,12 +275,6 @@ def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step:
     left = np.abs(parts.sum(0)) / np.maximum(size + size.mean(), 1e-300)
     bent = np.abs(slope - g).max() / np.maximum(np.abs(g).max(), 1e-300)
     return bool(left.max() < _CLOSE and bent < _CLOSE)  # not so of NaN
-
-
-# Imaginary parts of eigenvalues that are real.
-_REAL = 1e-12
-# Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
-_SAME = 2e-5
 
 
 class Mode(NamedTuple):

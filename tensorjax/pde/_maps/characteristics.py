@@ -7,6 +7,10 @@ import numpy as np
 
 # Terms of Taylor series of arguments below a quarter: the first one left out is below roundoff.
 _TERMS = 16
+# Substeps of the midpoint rule that are extrapolated: order 12.
+_SUBSTEPS = (2, 4, 6, 8, 10, 12)
+# Times that the number of steps is doubled before a drift counts as stiff: 1024 times the first.
+_DOUBLINGS = 10
 
 
 class Flow(NamedTuple):
@@ -43,12 +47,6 @@ def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
     for _ in range(doublings):
         f, g, q = f @ f, g + f @ g, q + f @ q @ f.T
     return Flow(f, g, q)
-
-
-# Substeps of the midpoint rule that are extrapolated: order 12.
-_SUBSTEPS = (2, 4, 6, 8, 10, 12)
-# Times that the number of steps is doubled before a drift counts as stiff: 1024 times the first.
-_DOUBLINGS = 10
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:

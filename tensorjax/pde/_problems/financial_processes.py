@@ -29,6 +29,9 @@ from tensorjax.pde._problems.ready_made import (
     log_axis,
 )
 
+# Points of a Laguerre axis.
+_LAGUERRE = 64
+
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class GeometricBrownianMotion(ReadyMade):
@@ -133,10 +136,6 @@ def _shaped(
             "correlation: expected a symmetric positive definite matrix with ones on its diagonal"
         )
     return out[0], out[1], out[2], ties
-
-
-# Points of a Laguerre axis.
-_LAGUERRE = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

@@ -17,6 +17,9 @@ from tensorjax.pde._problems.ready_made import ReadyMade, check_own, fourier_box
 
 # Points per width of the density across its flow.
 _POINTS = 2.2
+# Points per width of the density across its flow, and share by which a box is larger on either
+# side: tails of x are longer than those of its logarithm.
+_FEWER_POINTS, _MARGIN = 1.6, 0.15
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -152,11 +155,6 @@ class Duffing(ReadyMade):
         t = self.intensity / self.damping
         well = Potential((0.0, 0.0, self.stiffness / 2, 0.0, self.cubic / 4), t)
         return well.with_momenta(np.asarray(x, np.float64), 1.0)
-
-
-# Points per width of the density across its flow, and share by which a box is larger on either
-# side: tails of x are longer than those of its logarithm.
-_FEWER_POINTS, _MARGIN = 1.6, 0.15
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
