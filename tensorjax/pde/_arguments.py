@@ -69,6 +69,11 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
     return value
 
 
+def or_zero(value: Any, *shape: int) -> Any:
+    """Returns a coefficient of a PDE, or zeros of its shape where it is None."""
+    return np.zeros(shape) if value is None else value
+
+
 def finite(**values: float) -> None:
     """Raises ValueError for arguments of a PDE function that are not finite numbers."""
     for name, value in values.items():

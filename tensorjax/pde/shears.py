@@ -20,6 +20,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, HostArray
+from tensorjax.pde._arguments import or_zero
 from tensorjax.pde._discretization.variable_coefficients import flux
 from tensorjax.pde._function_trains.initial_states import Function
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -208,7 +209,7 @@ class Sheared(Problem):
         if getattr(problem, "timed", False):
             raise ValueError("problem: expected a drift that does not depend on time")
         count = (len(shears.axes),)
-        given = {"coefficients": coefficients, "rates": np.zeros(count) if rates is None else rates}
+        given = {"coefficients": coefficients, "rates": or_zero(rates, *count)}
         for name, value in given.items():
             given[name] = np.asarray(value, np.float64)
             if given[name].shape != count:

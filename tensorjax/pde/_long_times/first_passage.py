@@ -12,7 +12,7 @@ from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
-from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box, Wall, WalledAxis, random_points, walled
 from tensorjax.pde._function_trains.cross_approximation import crossed
@@ -366,15 +366,13 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
-    constant = np.zeros((d, d)) if problem.diffusion is None else np.asarray(problem.diffusion)
-    return np.broadcast_to(constant, (len(x), d, d))
+    return np.broadcast_to(np.asarray(or_zero(problem.diffusion, d, d)), (len(x), d, d))
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
     """Decomposes a process's drift as Σ m(x) a into pairs (tensor train m, vector a)."""
     d, out = grid.dim, []
-    matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
-    offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
+    matrix, offset = map(np.asarray, (or_zero(problem.matrix, d, d), or_zero(problem.offset, d)))
     for i in range(d):
         if np.any(matrix[i]) or offset[i]:
             out.append((multipliers.power(grid, matrix[i], offset[i], 1), np.eye(d)[i]))

@@ -13,7 +13,7 @@ from tensorjax._cores import overlaps, products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
@@ -322,8 +322,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
     if affine is None:
         return []
     d = box.dim
-    matrix = np.zeros((d, d)) if affine.matrix is None else np.asarray(affine.matrix)
-    shift = np.zeros(d) if affine.shift is None else np.asarray(affine.shift)
+    matrix, shift = map(np.asarray, (or_zero(affine.matrix, d, d), or_zero(affine.shift, d)))
     constant = float(affine.constant) - float(np.trace(matrix))
     out = [affine_generator(box, None, None, affine.diffusion, constant)]
     for i in range(d):

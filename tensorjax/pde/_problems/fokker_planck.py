@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, generator_of
+from tensorjax.pde._arguments import coefficient, generator_of, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Start
@@ -230,9 +230,7 @@ class FokkerPlanck(Problem):
 
     def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
         """Returns a function that makes one Heun step of an SDE with constant diffusion."""
-        root = np.zeros((self.dim,) * 2)
-        if self.diffusion is not None:
-            root = _root(np.asarray(self.diffusion))
+        root = _root(np.asarray(or_zero(self.diffusion, self.dim, self.dim)))
 
         def step(x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
             kick = np.sqrt(2 * h) * normal @ root.T
@@ -261,7 +259,7 @@ class FokkerPlanck(Problem):
 
     def _linear(self) -> OrnsteinUhlenbeck:
         """Returns the Ornstein–Uhlenbeck problem of a Fokker–Planck equation's affine drift."""
-        matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
+        matrix = or_zero(self.matrix, self.dim, self.dim)
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)
 
 

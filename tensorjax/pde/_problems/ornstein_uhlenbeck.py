@@ -11,7 +11,7 @@ from scipy import linalg
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, floats, generator_of
+from tensorjax.pde._arguments import coefficient, floats, generator_of, or_zero
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture, Start
@@ -26,13 +26,9 @@ SINGULAR = 1e-12
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
     """Computes the operator −∇·((A x + b) u) + D:∇∇u of a linear SDE in coordinates y."""
-    zero = np.zeros((map.dim, map.dim))
+    d = map.dim
     xp, (gamma, s, a, b, diff) = floats(
-        map.matrix,
-        map.shift,
-        zero if matrix is None else matrix,
-        zero[0] if offset is None else offset,
-        zero if diffusion is None else diffusion,
+        *map, or_zero(matrix, d, d), or_zero(offset, d), or_zero(diffusion, d, d)
     )
     m = -xp.linalg.solve(gamma.T, (gamma @ a).T).T
     shift = -m @ s - gamma @ b
@@ -69,8 +65,7 @@ def stationary_gaussian(matrix: Any, offset: Any, diffusion: Any) -> Gaussian | 
     low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
     if low <= SINGULAR * high:
         return None
-    offset = np.zeros(len(a)) if offset is None else np.asarray(offset)
-    return Gaussian(-np.linalg.solve(a, offset), covariance)
+    return Gaussian(-np.linalg.solve(a, np.asarray(or_zero(offset, len(a)))), covariance)
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
@@ -124,9 +119,7 @@ class _Linear(Problem):
           (F, g, Q) of x(t) = F x(0) + g plus normal noise of covariance Q.
         """
         d = self.dim
-        offset = np.zeros(d) if self.offset is None else self.offset
-        diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
-        return flow(self.matrix, offset, diffusion, t)
+        return flow(self.matrix, or_zero(self.offset, d), or_zero(self.diffusion, d, d), t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact density of a linear SDE; None if it is not known.

@@ -12,7 +12,7 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, floats, hosted_cores
+from tensorjax.pde._arguments import coefficient, floats, hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._function_trains.cross_approximation import entrywise
@@ -201,8 +201,7 @@ class AdvectionDiffusionReaction(Problem):
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
-        d = self.dim
-        matrix = np.zeros((d, d)) if self.matrix is None else -np.asarray(self.matrix)
+        matrix = -np.asarray(or_zero(self.matrix, self.dim, self.dim))
         offset = None if self.offset is None else -np.asarray(self.offset)
         return OrnsteinUhlenbeck(matrix, self._constant, self.start, self.box, offset=offset)
 

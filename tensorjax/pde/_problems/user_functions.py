@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._discretization.variable_coefficients import components
 from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -140,9 +140,7 @@ class Remembered:
 
 def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
     """Raises ValueError if a user's function differs at both ends of a periodic axis."""
-    low = np.array([axis.low for axis in box.axes])
-    lengths = np.array([axis.length for axis in box.axes])
-    x = low + lengths * np.random.default_rng(0).random((16, len(lengths)))
+    x = random_points(box, 16)
     for k, axis in enumerate(box.axes):
         if axis.kind != "periodic":
             continue
