@@ -172,9 +172,7 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed(self.length / 2 * self._galerkin.weights)
-            return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
+            return _fixed(self.length / 2 * self._galerkin.weights)
         if self.kind == "log":
             return self.logarithm.weights
         if self.kind == "laguerre":
@@ -190,9 +188,7 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(matrices.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed(2 / self.length * self._galerkin.divergence)
-            return _fixed(self._projected[0])
+            return _fixed(2 / self.length * self._galerkin.divergence)
         if self.kind == "log":
             return _fixed(self.logarithm.d1 / self.points)
         if self.kind == "laguerre":
@@ -209,9 +205,7 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(matrices.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed((2 / self.length) ** 2 * self._galerkin.second)
-            return _fixed(self._projected[1])
+            return _fixed((2 / self.length) ** 2 * self._galerkin.second)
         if self.kind == "log":
             # y u'' = (∂² + ∂)(u / y) by derivatives in log y: (y² u)'' has no growing modes.
             return _fixed((self.logarithm.d2 + self.logarithm.d1) / self.points**2)
@@ -375,20 +369,6 @@ class Axis:
     def _slopes(self) -> np.ndarray:
         """First-derivative matrix (n + 2, n + 2) of a Chebyshev grid that includes both ends."""
         return _chebyshev.differentiation(self.n + 2) * (2 / self.length)
-
-    @functools.cached_property
-    def _projected(self) -> tuple[np.ndarray, np.ndarray]:
-        """First- and second-derivative matrices of a Chebyshev axis by Galerkin projection."""
-        x, w = np.polynomial.legendre.leggauss(self.n + 2)
-        half = self.length / 2
-        at = self._lagrange(np, self.low + half * (x + 1))
-        value = at[:, 1:-1]
-        slope = at @ self._slopes[:, 1:-1]
-        weighted = (half * w)[:, None] * value
-        mass, first = weighted.T @ value, weighted.T @ slope
-        first = (first - first.T) / 2  # skew but for roundoff
-        second = -((half * w)[:, None] * slope).T @ slope
-        return np.linalg.solve(mass, first), np.linalg.solve(mass, second)
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:

@@ -175,8 +175,10 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
     x, w = np.polynomial.legendre.leggauss(2 * n)
     value, slope = _at_points(n, free, x)
     mass, mixed = (value * w[:, None]).T @ value, (value * w[:, None]).T @ slope
+    if not any(free):
+        mixed = (mixed - mixed.T) / 2  # skew but for roundoff
     second = -(slope * w[:, None]).T @ slope
-    quadrature = w @ value
+    quadrature = w @ value if any(free) else _chebyshev.clenshaw_curtis(n + 2)
     vanish = np.ones(n)
     inner = _chebyshev.extrema(n + 2)[1:-1]
     for end, gone in zip((-1.0, 1.0), free, strict=True):
@@ -199,11 +201,14 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
 def _at_points(n: int, free: tuple[bool, bool], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Evaluates cardinal polynomials of inner Chebyshev points and their derivatives at x (m,)."""
     at, weights = wall_nodes(n, free)
-    gap = np.subtract.outer(at, at)
-    np.fill_diagonal(gap, 1)
-    slopes = weights[None] / weights[:, None] / gap
-    np.fill_diagonal(slopes, 0)
-    slopes -= np.diag(slopes.sum(1))
+    if any(free):
+        gap = np.subtract.outer(at, at)
+        np.fill_diagonal(gap, 1)
+        slopes = weights[None] / weights[:, None] / gap
+        np.fill_diagonal(slopes, 0)
+        slopes -= np.diag(slopes.sum(1))
+    else:
+        slopes = _chebyshev.differentiation(n + 2)
     value, first = _chebyshev.lagrange(np, at, weights, x), 0 if free[0] else 1
     return value[:, first : first + n], (value @ slopes)[:, first : first + n]
 
@@ -268,12 +273,8 @@ def modes(axis: Any) -> np.ndarray:
         wave = np.outer((k + 1) // 2, 2 * np.pi * k / n)
         rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
         rows[0] = 1
-    elif any(axis.free):
+    elif axis.kind == "chebyshev":
         rows = galerkin(n, axis.free).modes
-    elif axis.kind == "chebyshev":  # polynomials that vanish at both ends, by degree
-        t = np.pi * np.arange(1, n + 1) / (n + 1)
-        rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(axis.weights)
-        rows = np.linalg.qr(rows.T)[0].T
     elif axis.kind == "laguerre":
         at = laguerre_functions(np, laguerre_zeros(n, 2 * axis.power), n, axis.power)
         rows = np.linalg.qr((at * axis.factor * np.sqrt(axis.weights)).T)[0].T
