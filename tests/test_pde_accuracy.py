@@ -10,7 +10,7 @@ import scipy.linalg
 from tensorjax import pde
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._discretization.modes import moment_weights
+from tensorjax.pde._discretization.collocation_matrices import moment_weights
 from tensorjax.pde._integration.accuracy import inaccurate
 
 KINDS = ("fourier", "chebyshev", "finite differences")

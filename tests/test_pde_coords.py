@@ -9,12 +9,8 @@ import scipy.linalg
 import scipy.sparse
 
 from tensorjax import pde, tt
-from tensorjax.pde._generators import canonical_form as canonical_form
-from tensorjax.pde._generators import gauge as gauge
-from tensorjax.pde._generators import generator_inputs as generator_inputs
-from tensorjax.pde._generators import mode_matrices as modes
+from tensorjax.pde._generators import canonical_form, generator_inputs, tangent_normal_factors
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators import normal_equations as spectra
 from tensorjax.pde._generators.generator_inputs import Setting
 
 BOXES = {
@@ -65,7 +61,7 @@ class Case:
     def __init__(self, d: int, kind: str, seed: int = 0):
         rng = np.random.default_rng(seed)
         self.box = BOXES[kind](d)
-        self.modes = modes.modes_of(self.box)
+        self.modes = tangent_normal_factors.modes_of(self.box)
         sizes = self.box.shape
         self.v = tt.TT(drawn(rng, sizes, (2, 3, 2)))
         self.source = tt.TT(drawn(rng, sizes, (2, 2, 2)))
@@ -283,14 +279,14 @@ def test_operators_are_factored_exactly():
     axis = pde.Box.fourier(1, 16).axes[0]
     k = rng.standard_normal((3, 5, 4)) * (rng.uniform(size=(3, 5, 4)) < 0.3)
     core = np.einsum("atb,tij->aijb", k, axis.basis)
-    weights, matrices = modes._factored(core)
+    weights, matrices = tangent_normal_factors._factored(core)
     assert len(matrices) <= 5
     assert close(np.einsum("tab,tij->aijb", weights, matrices), core, 1e-12)
     # A block that is zero where rows are compared is found by its norm, and kept.
     core[0, 1, 1, 0] += 1.0
-    weights, matrices = modes._factored(core)
+    weights, matrices = tangent_normal_factors._factored(core)
     assert close(np.einsum("tab,tij->aijb", weights, matrices), core, 1e-12)
-    weights, matrices = modes._factored(np.zeros((2, 3, 3, 2)))
+    weights, matrices = tangent_normal_factors._factored(np.zeros((2, 3, 3, 2)))
     assert matrices.shape == (0, 3, 3)
 
 
@@ -317,7 +313,7 @@ def test_the_gauge_holds_means_and_variances(kind: str):
             w = tt.linear_combination(terms, [1.0, *[h] * (len(terms) - 1)], tol=1e-12)
             setting = Setting(w, right, box, 1e-8)
             form = setting.form(setting.point, 1e-8)
-            out.append(gauge.spread(setting.point, setting.modes, form.family, box))
+            out.append(generator_inputs.spread(setting.point, setting.modes, form.family, box))
         rates = [
             np.max(np.abs(a - b)) / (2 * step)
             for a, b in (
@@ -629,14 +625,14 @@ def test_blocks_have_the_spectrum_of_the_whole(rng: Any):
         order = rng.permutation(len(whole))
         whole = whole[np.ix_(order, order)]
         load = whole @ rng.normal(size=len(whole))
-        by_blocks = spectra.spectrum(scipy.sparse.csr_array(whole))
+        by_blocks = normal.spectrum(scipy.sparse.csr_array(whole))
         assert max(b.index.shape[1] for b in by_blocks.blocks) == max(sizes)
-        one = spectra.spectrum(whole)
+        one = normal.spectrum(whole)
         assert np.isclose(by_blocks.largest, one.largest)
         for floor in (0.0, 1e-3):
-            assert close(*(spectra.filtered(s, load, floor) for s in (by_blocks, one)), 1e-7)
-        small, kept = spectra.visible(scipy.sparse.csr_array(whole), load, 1e-2)
-        expected, other = spectra.visible(whole, load, 1e-2)
+            assert close(*(normal.filtered(s, load, floor) for s in (by_blocks, one)), 1e-7)
+        small, kept = normal.visible(scipy.sparse.csr_array(whole), load, 1e-2)
+        expected, other = normal.visible(whole, load, 1e-2)
         assert close(small.toarray(), expected, 1e-9)
         assert close(kept, other, 1e-9)
 
@@ -652,7 +648,7 @@ def test_pairs_of_axes_decouple_at_rank_one(rng: Any):
     v, right = problem.initial(at, 1e-4), problem.right_side(at, 0.0)
     setting = Setting(v, right, box, 1e-4)
     form = setting.form(setting.point, 1e-4, measure=True)
-    assert max(b.index.shape[1] for b in spectra.spectrum(form.gram).blocks) <= 2
+    assert max(b.index.shape[1] for b in normal.spectrum(form.gram).blocks) <= 2
     motion = pde.MultiLevel()(v, right, at, box, 1e-4, 0.0)
     assert motion.cost < 1e-4 * motion.cost_without  # 24 points an axis
 

@@ -6,9 +6,9 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax._formats.trains import TT
-from tensorjax.pde._function_trains import concentrated_functions as skeleton
+from tensorjax.pde._function_trains import cross_approximation
 from tensorjax.pde._maps import characteristics
-from tensorjax.pde._maps.linear_sde import flow
+from tensorjax.pde._maps.characteristics import flow
 from tensorjax.pde._problems import drifts
 from tensorjax.pde._problems.reactions import polynomial
 from tensorjax.pde._problems.user_functions import Remembered
@@ -156,7 +156,7 @@ def test_narrow_functions_in_many_dimensions_are_found_near_a_gaussian(d, tol):
 
 def test_points_are_drawn_from_powers_of_a_train(rng):
     v = tt.random(jax.random.key(0), (3, 4, 5), 3, np.float64)
-    draw = skeleton.from_train([np.asarray(c) for c in v.cores], 1e-3)
+    draw = cross_approximation.from_train([np.asarray(c) for c in v.cores], 1e-3)
     index, density, power = draw(rng, 60_000)
     exact = np.square(dense(v)) / norm(dense(v)) ** 2
     found, every = np.zeros((2, *v.shape))
@@ -176,7 +176,7 @@ def test_functions_that_no_train_holds_are_refused(monkeypatch):
         pde.Function(lambda x: np.full(len(x), np.nan), near).train(box, map, 1e-3)
     zero = pde.Function(lambda x: np.zeros(len(x)), near).train(box, map, 1e-3)
     assert norm(dense(zero)) == 0
-    monkeypatch.setattr(skeleton, "_MOST", 0)
+    monkeypatch.setattr(cross_approximation, "_MOST", 0)
     with pytest.raises(ValueError, match="start: expected a function of low TT-ranks"):
         pde.Function(near.values, near).train(box, map, 1e-3)
 

@@ -76,6 +76,10 @@ def test_heston_has_the_moments_of_its_closed_equation(rng: np.random.Generator)
     assert np.abs(mean - found[1]).max() < 0.01 * np.sqrt(found[2][0, 0])
     scale = np.sqrt(np.outer(np.diag(found[2]), np.diag(found[2])))
     assert np.abs((covariance - found[2]) / scale).max() < 0.02
+    alike = pde.Gaussian(*model.moments(0.0)[1:])  # type: ignore[index]
+    for start in (alike, pde.Mixture([0.3, 0.7], [alike, alike])):
+        again = dataclasses.replace(model, start=start).moments(0.1)
+        assert all(np.allclose(a, b) for a, b in zip(again, found, strict=True))  # type: ignore
     (points,), marginal = pde.marginal(final.v, final.map, model.box, axes=(1,))
     exact = model.start.parts[1].later(0.1).values(points)
     assert np.abs(marginal - exact).max() < 2e-3 * exact.max()

@@ -7,7 +7,7 @@ import pytest
 from scipy import linalg, stats
 
 from tensorjax import pde, tt
-from tensorjax.pde._long_times import equilibria, linear_systems, stationary
+from tensorjax.pde._long_times import closed_forms, linear_systems, stationary
 from tests.oracles import error, norm
 from tests.test_pde_problems import mesh
 
@@ -202,20 +202,20 @@ def test_detailed_balance_in_many_dimensions_is_boltzmann(rng, case):
 def test_closed_forms_are_found_only_in_detailed_balance(rng):
     for make in (chain, particles):
         problem, energy = make(rng, 3)
-        found = equilibria.equilibrium(problem)
+        found = closed_forms.equilibrium(problem)
         x = rng.uniform(-1.5, 1.5, (50, problem.dim))
         assert np.ptp(found.log_density(x) + energy(x)) < 1e-9 * np.ptp(energy(x))
         # A force that is no gradient, if small, and two temperatures.
         turned = np.array(problem.matrix)
         turned[-1, 0] += 1e-4
         parts = problem.drift, problem.diffusion, problem.start, problem.box
-        assert equilibria.equilibrium(pde.FokkerPlanck(*parts, matrix=turned)) is None
-    assert equilibria.equilibrium(particles(rng, 2, gradient=False)[0]) is None
+        assert closed_forms.equilibrium(pde.FokkerPlanck(*parts, matrix=turned)) is None
+    assert closed_forms.equilibrium(particles(rng, 2, gradient=False)[0]) is None
 
 
 def test_closed_forms_that_take_too_long_or_too_high_ranks_are_given_up(rng):
     well, _ = chain(rng, 4)
-    found, at = equilibria.equilibrium(well), pde.AffineMap.identity(4)
+    found, at = closed_forms.equilibrium(well), pde.AffineMap.identity(4)
     assert found.cores(well.box, at, 1e-6, 300, 0.0) is None
     assert found.cores(well.box, at, 1e-6, 1, np.inf) is None
 

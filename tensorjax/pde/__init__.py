@@ -30,9 +30,9 @@ from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
@@ -47,7 +47,6 @@ from tensorjax.pde._long_times.survival_and_expectations import (
     survival,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
-from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
 from tensorjax.pde._observables.densities import evaluate, mass, moments
 from tensorjax.pde._observables.edge_and_resolution import edge_mass, resolution
 from tensorjax.pde._observables.entropies import Estimate, entropy, kullback_leibler
@@ -56,15 +55,14 @@ from tensorjax.pde._observables.marginals import marginal
 from tensorjax.pde._observables.sampling import sample
 from tensorjax.pde._observables.square_root import SquareRoot, square_root
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
+from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
+from tensorjax.pde._problems.flowed_problem import Flowed
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde._problems.oscillators import Duffing, VanDerPol
-from tensorjax.pde._problems.populations import LotkaVolterra
+from tensorjax.pde._problems.oscillators_and_populations import Duffing, LotkaVolterra, VanDerPol
 from tensorjax.pde._problems.potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
-from tensorjax.pde._problems.square_root_processes import CIR, Heston
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
 from tensorjax.pde.flows import Fields, FlowMap

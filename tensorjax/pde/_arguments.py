@@ -40,6 +40,14 @@ def hosted_cores(t: Any) -> Cores:
     return [np.asarray(c, np.float64) for c in t.cores]
 
 
+def real_cores(name: str, t: Any) -> Cores:
+    """Converts cores as `hosted_cores` does; raises errors for complex entries, NaN or Inf."""
+    if any(np.iscomplexobj(c) for c in t.cores):
+        raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
+    _check.finite(name, t.cores)
+    return hosted_cores(t)
+
+
 def generator_of(key: Any) -> np.random.Generator:
     """Converts the ``key`` of a PDE function (a JAX key or a generator) to a NumPy generator."""
     if isinstance(key, np.random.Generator):
@@ -59,6 +67,11 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
         raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
     _check.finite(name, value)
     return value
+
+
+def or_zero(value: Any, *shape: int) -> Any:
+    """Returns a coefficient of a PDE, or zeros of its shape where it is None."""
+    return np.zeros(shape) if value is None else value
 
 
 def finite(**values: float) -> None:

@@ -13,6 +13,7 @@ walls.
 Nothing here compiles or traces: it is NumPy on the host, in double precision.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -22,7 +23,6 @@ import numpy as np
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import (
     Gauge,
@@ -30,7 +30,8 @@ from tensorjax.pde._generators.generator_inputs import (
     Setting,
     rates_of_motion,
 )
-from tensorjax.pde._generators.normal_equations import filtered, spectrum, visible
+from tensorjax.pde._generators.normal_component import filtered, spectrum, visible
+from tensorjax.pde._generators.rank_reduction import nuclear_norms_gradient
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -80,8 +81,50 @@ def _at_rest(d: int) -> Motion:
     return Motion(np.zeros((d, d)), np.zeros(d))
 
 
+class _Generator(abc.ABC):
+    """Base class of the generators of coordinate motion."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
+        """Chooses the motion of the coordinates of a state.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: `AffineMap` of the present coordinates, which the right side knows.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: time.
+
+        Returns:
+          `Motion`, with its cost and that of rest where they are computed.
+
+        Raises:
+          ValueError: NaN or Inf in the state or in a given motion, or another shape of that.
+        """
+
+
+class _ByState(_Generator):
+    """Base class of the generators that look at the state and its right side."""
+
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
+        """Chooses the motion that keeps a state's TT-ranks low; none on fewer than two axes."""
+        setting = Setting(v, right, box, tol)
+        if setting.trivial:
+            return _at_rest(box.dim)
+        return self._chosen(setting, setting.form(setting.point, tol, measure=True))
+
+    @abc.abstractmethod
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
+        """Chooses the motion from the quadratic form of the normal component at the state."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Fixed(_Generator):
     """Choice of PDE coordinates for `integrate`: they stay fixed.
 
     Example:
@@ -95,24 +138,12 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns a coordinate motion of zero, Σ = 0 and β = 0.
-
-        Args:
-          v: not used, as most here: all generators take the same arguments.
-          right: not used.
-          map: not used.
-          box: of the coordinates y.
-          tol: not used.
-          t: not used.
-
-        Returns:
-          `Motion` of zeros.
-        """
+        """Returns a coordinate motion of zero, Σ = 0 and β = 0."""
         return _at_rest(box.dim)
 
 
 @dataclasses.dataclass(frozen=True)
-class Prescribed:
+class Prescribed(_Generator):
     """Choice of PDE coordinates for `integrate`: they follow a motion given in time.
 
     Args:
@@ -136,29 +167,14 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the prescribed coordinate motion (Σ, β) at time t.
-
-        Args:
-          v: not used.
-          right: not used.
-          map: not used.
-          box: of the coordinates y.
-          tol: not used.
-          t: time.
-
-        Returns:
-          `Motion`.
-
-        Raises:
-          ValueError: Σ or β of another shape, NaN or Inf.
-        """
+        """Returns the prescribed coordinate motion (Σ, β) at time t."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         return Motion(*rates_of_motion("motion: expected", sigma, beta, box.dim))
 
 
 @dataclasses.dataclass(frozen=True)
-class Convex:
+class Convex(_ByState):
     """Moving coordinates for a TT solution that keep its time derivative near the tangent space.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
@@ -201,34 +217,12 @@ class Convex:
     def __post_init__(self):
         _check_options(self.regularization, self.gauge)
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that minimises a right side's TT-normal component.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        form = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         return setting.motion(form, _convex(form, self.regularization, setting.kept), self.gauge)
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLevel:
+class MultiLevel(_ByState):
     """Moving coordinates for a TT solution, from tangent spaces at several truncations of it.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
@@ -293,41 +287,19 @@ class MultiLevel:
         if not (np.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that keeps TT-ranks low, at several truncations.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        finest = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         if not self.guard or self.kappa > 0:
-            sigma, levels = self._minimiser(setting, finest)
-            return self._told(setting, finest, sigma, levels)
+            sigma, levels = self._minimiser(setting, form)
+            return self._told(setting, form, sigma, levels)
         alone, rest = (
-            _convex(finest, _PLAIN, setting.kept), finest.cost(np.zeros((box.dim, box.dim)))
+            _convex(form, _PLAIN, setting.kept), form.cost(np.zeros((setting.box.dim,) * 2))
         )  # fmt: skip
-        if finest.cost(alone) < _LITTLE * rest:
-            return self._told(setting, finest, alone, {tol: setting.point.ranks})
-        sigma, levels = self._minimiser(setting, finest)
-        if finest.cost(sigma) <= (_GAIN if self._gain is None else self._gain) * rest:
-            return self._told(setting, finest, sigma, levels)
-        return self._told(setting, finest, 0 * sigma, levels)._replace(guarded=True)
+        if form.cost(alone) < _LITTLE * rest:
+            return self._told(setting, form, alone, {setting.tol: setting.point.ranks})
+        sigma, levels = self._minimiser(setting, form)
+        if form.cost(sigma) <= (_GAIN if self._gain is None else self._gain) * rest:
+            return self._told(setting, form, sigma, levels)
+        return self._told(setting, form, 0 * sigma, levels)._replace(guarded=True)
 
     def _told(
         self, setting: Setting, finest: Any, sigma: np.ndarray, levels: dict[float, Any]
@@ -361,7 +333,7 @@ class MultiLevel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow:
+class Flow(_ByState):
     """Moving coordinates for a TT solution, by steepest descent of its unfoldings' nuclear norms.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
@@ -406,32 +378,12 @@ class Flow:
         if not (np.isfinite(self.rate) and self.rate > 0):
             raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
 
-    def __call__(
-        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
-    ) -> Motion:
-        """Computes the coordinate motion that lowers the nuclear norms of a train's unfoldings.
-
-        Args:
-          v: train of the state on the grid of the box.
-          right: `RightSide` in the present coordinates.
-          map: not used; the right side knows it.
-          box: of the coordinates y.
-          tol: relative tolerance of the integration.
-          t: not used.
-
-        Returns:
-          `Motion`, with its cost and that of rest.
-
-        Raises:
-          ValueError: NaN or Inf in the state.
-        """
-        setting = Setting(v, right, box, tol)
-        if setting.trivial:
-            return _at_rest(box.dim)
-        form = setting.form(setting.point, tol, measure=True)
+    def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         scale = setting.point.scale
-        slope = nuclear.gradient(setting.point, setting.modes, form.family, self.smoothing * scale)
-        free = box.unbounded
+        slope = nuclear_norms_gradient(
+            setting.point, setting.modes, form.family, self.smoothing * scale
+        )
+        free = setting.box.unbounded
         slope = slope * np.outer(free, free)
         return setting.motion(form, self.rate / scale * slope, "none")
 

@@ -36,8 +36,8 @@ from tensorjax.pde._integration.statuses import Stopped, failed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, told
 from tensorjax.pde._maps.flow_map import Fields, FlowMap
-from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
 from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._problems.flowed_problem import Flowed
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.times import checked_end, step_count
 

@@ -11,17 +11,15 @@ are of the kind `Problem`, and give a `RightSide` to the integrator.
 """
 
 from tensorjax import _extras
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
+from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde._problems.oscillators import Duffing, VanDerPol
-from tensorjax.pde._problems.populations import LotkaVolterra
+from tensorjax.pde._problems.oscillators_and_populations import Duffing, LotkaVolterra, VanDerPol
 from tensorjax.pde._problems.potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
-from tensorjax.pde._problems.square_root_processes import CIR, Heston
 
 __all__ = [
     "CIR",

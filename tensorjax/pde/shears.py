@@ -20,12 +20,12 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, HostArray
+from tensorjax.pde._arguments import or_zero
 from tensorjax.pde._discretization.variable_coefficients import flux
-from tensorjax.pde._initial_states.initial_states import Function
+from tensorjax.pde._function_trains.initial_states import Function
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import check_unbounded
 from tensorjax.pde._problems.drifts import Field
-from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.problem import Problem, RightSide, check_unbounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Sheared(Problem):
                 "pde.integrate in linear coordinates"
             )
         count = (len(shears.axes),)
-        given = {"coefficients": coefficients, "rates": np.zeros(count) if rates is None else rates}
+        given = {"coefficients": coefficients, "rates": or_zero(rates, *count)}
         for name, value in given.items():
             given[name] = np.asarray(value, np.float64)
             if given[name].shape != count:
@@ -278,27 +278,11 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds a Liouville equation's right side in sheared and affine coordinates.
-
-        Args:
-          map: `AffineMap` y = Γ z + s of the sheared coordinates.
-          t: time.
-
-        Returns:
-          `RightSide`.
-        """
+        """Builds a Liouville equation's right side in coordinates y = Γ z + s, z sheared ones."""
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates a PDE's exact solution at sheared points (m, d); None if unknown.
-
-        Args:
-          t: time.
-          x: sheared points (m, d).
-
-        Returns:
-          (m,), or None where the solution is not known.
-        """
+        """Evaluates a PDE's exact solution at sheared points x, (m, d); None if unknown."""
         return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))

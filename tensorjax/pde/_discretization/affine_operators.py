@@ -9,7 +9,7 @@ from tensorjax import _check
 from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import ArrayLike
-from tensorjax.pde._arguments import floats
+from tensorjax.pde._arguments import floats, or_zero
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D, Y
 from tensorjax.pde._discretization.grid import Box
 
@@ -47,12 +47,9 @@ class Coefficients(NamedTuple):
         Returns:
           `Coefficients`, new ones.
         """
-        zero = np.zeros(np.shape(sigma))
+        d = np.shape(sigma)[0]
         _, (matrix, sigma, shift, beta) = floats(
-            zero if self.matrix is None else self.matrix,
-            sigma,
-            zero[0] if self.shift is None else self.shift,
-            zero[0] if beta is None else beta,
+            or_zero(self.matrix, d, d), sigma, or_zero(self.shift, d), or_zero(beta, d)
         )
         return self._replace(matrix=matrix - sigma, shift=shift - beta)
 
@@ -124,12 +121,9 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
             raise ValueError(f"{name}: expected shape {shape}, got {np.shape(value)}")
         _check.finite(name, value)
     _check.finite("constant", given.constant)
-    zero = np.zeros((d, d))
+    matrix, shift, diffusion = given[:3]
     xp, (m, b, s, c) = floats(
-        zero if given.matrix is None else given.matrix,
-        zero[0] if given.shift is None else given.shift,
-        zero if given.diffusion is None else given.diffusion,
-        given.constant,
+        or_zero(matrix, d, d), or_zero(shift, d), or_zero(diffusion, d, d), given.constant
     )
     s = (s + s.T) / 2
     kinds = given.matrix is not None, given.diffusion is not None

@@ -16,9 +16,7 @@ import numpy as np
 from tensorjax import _chebyshev, _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
-from tensorjax.pde._discretization import differentiation, half_lines, interpolation
-from tensorjax.pde._discretization.galerkin import Galerkin, cardinal, galerkin
-from tensorjax.pde._discretization.modes import modes
+from tensorjax.pde._discretization import collocation_matrices as matrices
 
 Kind = Literal["fourier", "periodic", "chebyshev", "finite differences", "log", "laguerre"]
 Wall = Literal["absorbing", "reflecting"]
@@ -88,7 +86,7 @@ class Axis:
     def __post_init__(self):
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind: expected one of {get_args(Kind)}, got {self.kind!r}")
-        if self.order not in differentiation.FIRST:
+        if self.order not in matrices.FIRST_DIFFERENCES:
             raise ValueError(f"order: expected 2, 4 or 6, got {self.order!r}")
         _check.integer("n", self.n, low=self.order + 1)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -96,7 +94,7 @@ class Axis:
         if self.kind == "log" and not self.low > 0:
             raise ValueError(f"low: expected a positive end of a log axis, got {self.low}")
         if self.kind == "laguerre":
-            _check.integer("n", self.n, low=2, high=half_lines.LARGEST)
+            _check.integer("n", self.n, low=2, high=matrices.MOST_LAGUERRE)
         if not (math.isfinite(self.power) and self.power >= 0):
             raise ValueError(f"power: expected a finite exponent >= 0, got {self.power}")
         self._check_walls()
@@ -134,7 +132,7 @@ class Axis:
     @functools.cached_property
     def _scale(self) -> float:
         """Length scale β of a Laguerre grid axis, whose functions decay as exp(−y/2β)."""
-        return self.length / float(half_lines.zeros(self.n, 2 * self.power)[-1])
+        return self.length / float(matrices.laguerre_zeros(self.n, 2 * self.power)[-1])
 
     @property
     def length(self) -> float:
@@ -151,7 +149,7 @@ class Axis:
         if self.kind == "log":
             return _fixed(np.exp(self.logarithm.points))
         if self.kind == "laguerre":
-            return _fixed(self.low + self._scale * half_lines.zeros(self.n, 2 * self.power))
+            return _fixed(self.low + self._scale * matrices.laguerre_zeros(self.n, 2 * self.power))
         return _fixed(self.low + self.length * np.arange(1, self.n + 1) / (self.n + 1))
 
     @functools.cached_property
@@ -163,8 +161,8 @@ class Axis:
         if self.kind == "log":
             return self.points
         if self.kind == "laguerre":
-            s = half_lines.zeros(self.n, 2 * self.power)
-            size = self._scale * half_lines.weights(self.n, self.power)
+            s = matrices.laguerre_zeros(self.n, 2 * self.power)
+            size = self._scale * matrices.laguerre_weights(self.n, self.power)
             return _fixed(np.sqrt(size) * (1 + s / (self.power + 1)) ** 2)
         return _fixed(np.ones(self.n))
 
@@ -174,13 +172,11 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed(self.length / 2 * self._galerkin.weights)
-            return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
+            return _fixed(self.length / 2 * self._galerkin.weights)
         if self.kind == "log":
             return self.logarithm.weights
         if self.kind == "laguerre":
-            return _fixed(self._scale * half_lines.weights(self.n, self.power) / self.factor)
+            return _fixed(self._scale * matrices.laguerre_weights(self.n, self.power) / self.factor)
         return _fixed(np.full(self.n, self.length / (self.n + 1)))
 
     @functools.cached_property
@@ -190,37 +186,33 @@ class Axis:
         With walls that of fluxes, none of which pass a reflecting one.
         """
         if self.kind in ("fourier", "periodic"):
-            return _fixed(differentiation.fourier_first(self.n) * (2 * np.pi / self.length))
+            return _fixed(matrices.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed(2 / self.length * self._galerkin.divergence)
-            return _fixed(self._projected[0])
+            return _fixed(2 / self.length * self._galerkin.divergence)
         if self.kind == "log":
             return _fixed(self.logarithm.d1 / self.points)
         if self.kind == "laguerre":
-            bare = half_lines.derivative(self.n, self.power) / self._scale
+            bare = matrices.laguerre_derivative(self.n, self.power) / self._scale
             return _fixed(bare * np.divide.outer(self.factor, self.factor))
         h = self.length / (self.n + 1)
         return _fixed(
-            differentiation.banded(self.n, (0.0, *differentiation.FIRST[self.order]), -1) / h
+            matrices.banded(self.n, (0.0, *matrices.FIRST_DIFFERENCES[self.order]), -1) / h
         )
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
         """Second-derivative matrix on the collocation points of a grid axis, (n, n)."""
         if self.kind in ("fourier", "periodic"):
-            return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
+            return _fixed(matrices.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
-            if any(self.free):
-                return _fixed((2 / self.length) ** 2 * self._galerkin.second)
-            return _fixed(self._projected[1])
+            return _fixed((2 / self.length) ** 2 * self._galerkin.second)
         if self.kind == "log":
             # y u'' = (∂² + ∂)(u / y) by derivatives in log y: (y² u)'' has no growing modes.
             return _fixed((self.logarithm.d2 + self.logarithm.d1) / self.points**2)
         if self.kind == "laguerre":
             return _fixed(self.d1 @ self.d1)
         h = self.length / (self.n + 1)
-        return _fixed(differentiation.banded(self.n, differentiation.SECOND[self.order], 1) / h**2)
+        return _fixed(matrices.banded(self.n, matrices.SECOND_DIFFERENCES[self.order], 1) / h**2)
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
@@ -257,7 +249,7 @@ class Axis:
         for i, x in enumerate(self.points):
             first = min(max(i - count // 2, 0), self.n - count)
             near = slice(first, first + count)
-            out[i, near] = differentiation.slope_weights(self.points[near] - x)
+            out[i, near] = matrices.slope_weights(self.points[near] - x)
         return _fixed(out)
 
     @functools.cached_property
@@ -266,7 +258,7 @@ class Axis:
 
         Orthonormal rows, for v times the root of the weights.
         """
-        return _fixed(modes(self)[2 * self.n // 3 :])
+        return _fixed(matrices.modes(self)[2 * self.n // 3 :])
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
@@ -309,7 +301,9 @@ class Axis:
         rows = {
             "fourier": self._trigonometric,
             "chebyshev": self._barycentric,
-            "finite differences": self._local,
+            "finite differences": lambda xp, y: matrices.local_interpolation(
+                xp, y, self.n, self.low, self.length, self.order
+            ),
             "log": lambda xp, y: self.logarithm._trigonometric(xp, xp.log(y)) / y[:, None],
             "laguerre": self._laguerre,
         }[self.kind](xp, points)
@@ -340,17 +334,17 @@ class Axis:
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
 
     def _laguerre(self, xp: Any, y: Any) -> Any:
-        at = half_lines.modes(xp, (y - self.low) / self._scale, self.n, self.power)
-        rows = half_lines.transform(self.n, self.power) / self.factor
+        at = matrices.laguerre_functions(xp, (y - self.low) / self._scale, self.n, self.power)
+        rows = matrices.laguerre_transform(self.n, self.power) / self.factor
         return at.T @ xp.asarray(rows, y.dtype)
 
     def _trigonometric(self, xp: Any, y: Any) -> Any:
-        return interpolation.trigonometric(xp, y, self.points, self.length)
+        return matrices.trigonometric_interpolation(xp, y, self.points, self.length)
 
     def _barycentric(self, xp: Any, y: Any) -> Any:
         if any(self.free):
             x = xp.clip(2 * (y - self.low) / self.length - 1, -1, 1)
-            return cardinal(xp, self.n, self.free, x)
+            return matrices.cardinal(xp, self.n, self.free, x)
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
@@ -358,11 +352,8 @@ class Axis:
         ends = np.concatenate([[self.low], self.points, [self.high]])
         return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
-    def _local(self, xp: Any, y: Any) -> Any:
-        return interpolation.local(xp, y, self.n, self.low, self.length, self.order)
-
     @property
-    def projected(self) -> Galerkin | None:
+    def projected(self) -> matrices.Galerkin | None:
         """Galerkin matrices for products with coefficients on an axis with walls; else None.
 
         Without walls products are taken at the points: of functions that vanish at the ends they
@@ -371,27 +362,13 @@ class Axis:
         return None if self.walls is None else self._galerkin
 
     @property
-    def _galerkin(self) -> Galerkin:
-        return galerkin(self.n, self.free)
+    def _galerkin(self) -> matrices.Galerkin:
+        return matrices.galerkin(self.n, self.free)
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
         """First-derivative matrix (n + 2, n + 2) of a Chebyshev grid that includes both ends."""
         return _chebyshev.differentiation(self.n + 2) * (2 / self.length)
-
-    @functools.cached_property
-    def _projected(self) -> tuple[np.ndarray, np.ndarray]:
-        """First- and second-derivative matrices of a Chebyshev axis by Galerkin projection."""
-        x, w = np.polynomial.legendre.leggauss(self.n + 2)
-        half = self.length / 2
-        at = self._lagrange(np, self.low + half * (x + 1))
-        value = at[:, 1:-1]
-        slope = at @ self._slopes[:, 1:-1]
-        weighted = (half * w)[:, None] * value
-        mass, first = weighted.T @ value, weighted.T @ slope
-        first = (first - first.T) / 2  # skew but for roundoff
-        second = -((half * w)[:, None] * slope).T @ slope
-        return np.linalg.solve(mass, first), np.linalg.solve(mass, second)
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:

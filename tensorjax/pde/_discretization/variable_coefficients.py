@@ -167,11 +167,15 @@ def _advected(axis: Axis, d1: Any, m: Any) -> Any:
     return 2 / axis.length * _between(at.tested, at.filled, m, at.slope)
 
 
-def carried(box: Box, axis: int, derivative: np.ndarray, cores: Cores) -> TTMatrix:
-    """Builds the TT-matrix of v ↦ m ∂v along one axis from the axis's derivative matrix."""
+def carried(cores: Cores, derivatives: dict[int, np.ndarray], weight: float = 1.0) -> TTMatrix:
+    """Builds the TT-matrix of v ↦ m ∂v from derivative matrices of one axis or more, and a factor.
+
+    As values of m at the points times derivatives there.
+    """
     out = [_diagonal(m) for m in cores]
-    out[axis] = derivative[None, :, :, None] * cores[axis][:, :, None, :]
-    return TTMatrix._unchecked(tuple(out))
+    for k, d in derivatives.items():
+        out[k] = d[None, :, :, None] * cores[k][:, :, None, :]
+    return TTMatrix._unchecked((weight * out[0], *out[1:]))
 
 
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
@@ -220,12 +224,9 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
     """Builds the TT-matrix of v ↦ m S_ij ∂_i ∂_j v for a pair of axes, m a variable coefficient."""
     i, j = pair
-    out = []
-    for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
-        d = axis.d2 if i == j else axis.d1
-        out.append(d[None, :, :, None] * m[:, :, None, :] if k in pair else _diagonal(m))
-    weight = weight if i == j else 2 * weight
-    return TTMatrix._unchecked((weight * out[0], *out[1:]))
+    if i == j:
+        return carried(cores, {i: box.axes[i].d2}, weight)
+    return carried(cores, {k: box.axes[k].d1 for k in pair}, 2 * weight)
 
 
 def _twice(axis: Axis, m: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Trains of functions on boxes, from values at selected points."""
+"""Functions on boxes as tensor trains: initial states in closed form, cross approximation."""

@@ -5,11 +5,10 @@ the tangent space of the manifold of the ranks of v; see
 `tensorjax.pde._generators.normal_component`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.ranks import cut_ranks
@@ -60,15 +59,6 @@ class Point(NamedTuple):
     def cores(self) -> Cores:
         """Cores of a tensor train in canonical form, all but the last left-orthogonal."""
         return [*self.left, self.centers[-1]]
-
-
-def host_cores(name: str, train: Any) -> Cores:
-    """Converts a tensor train to float64 NumPy cores; raises for complex, NaN or Inf entries."""
-    cores = [np.asarray(c) for c in train.cores]
-    if any(np.iscomplexobj(c) for c in cores):
-        raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
-    _check.finite(name, cores)
-    return [c.astype(np.float64, copy=False) for c in cores]
 
 
 def canonical(cores: Cores) -> Point:

@@ -1,5 +1,12 @@
-"""Inputs shared by the coordinate generators: the state, its right side, quadratic forms."""
+"""Inputs shared by the coordinate generators: the state, its right side, gauge, quadratic forms.
 
+The gauge are shifts and stretches that keep the solution v inside its box. With the density
+v²/‖v‖² on the box, w = Σ y + β and v_t = Q − w·∇v, the mean of any f moves by
+E[w·∇f] + 2⟨(f − E f) v, Q⟩/‖v‖². The gauge chooses β and the diagonal of Σ so that means and
+variances of all coordinates stand still.
+"""
+
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -8,18 +15,124 @@ from tensorjax import _check
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.affine_operators import affine_states
-from tensorjax.pde._generators import gauge as gauges
-from tensorjax.pde._generators import mode_matrices, normal_component
+from tensorjax.pde._generators import normal_component
 from tensorjax.pde._generators import tangent_normal_factors as families
-from tensorjax.pde._generators.canonical_form import Point, canonical, host_cores
+from tensorjax.pde._generators.canonical_form import Point, canonical
+from tensorjax.pde._generators.tangent_normal_factors import Family, Modes
 
+# The outermost share of every axis, on either side, that is its edge.
+_EDGE = 0.05
 Gauge = Literal["none", "edge", "moments"]
 # Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and
 # where it acts in full.
 _ONSET, _FULL = 1e-4, 1e-2
 # Matrices per mode from which on an operator is multiplied by v as a whole.
 _WIDE = 16
+
+
+class Spread(NamedTuple):
+    """Mean and covariance of v²/‖v‖², and norm near the box's edge, that steer moving coordinates.
+
+    Attributes:
+      mean: (d,).
+      covariance: (d, d).
+      edge: norm of v near either end of an axis, relative to that of v, (d,).
+      rough: norm of v in the highest third of the modes of an axis, relative to that of v, (d,).
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    edge: np.ndarray
+    rough: np.ndarray
+
+    @property
+    def near(self) -> np.ndarray:
+        """Norm (d,) of v near the ends of each axis of the box, less that of unresolved waves.
+
+        Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
+        """
+        return np.sqrt(np.maximum(self.edge**2 - self.rough**2, 0))
+
+
+def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
+    """Computes mean and covariance of v²/‖v‖² and the norm of v near the box's edge, for a TT v."""
+    d, total = point.order, point.scale**2
+    centers = point.centers
+    mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
+    for k, (c, y, axis) in enumerate(zip(centers, modes.points, box.axes, strict=True)):
+        share = np.square(c).sum((0, 2)) / total
+        mean[k], second[k, k] = share @ y, share @ y**2
+        width = _EDGE * (axis.high - axis.low)
+        outer = (y <= axis.low + width) | (y >= axis.high - width)
+        edge[k] = np.sqrt(max(share[outer].sum(), 0.0))
+        rough[k] = np.linalg.norm(axis.fine @ c) / point.scale
+    for a, (inside, s, overlap) in enumerate(
+        zip(singles.inside, point.bonds, singles.overlap, strict=True)
+    ):
+        here = inside[:, -1]  # U_pᵀ y_a U_p S_p
+        found = einsum("kj,bjl,kl->b", here, overlap[1::2], s) / total
+        second[a, a + 1 :] = second[a + 1 :, a] = found
+    return Spread(mean, second - np.outer(mean, mean), edge, rough)
+
+
+def moment_rates(
+    point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the rates (d,) at which a PDE's right side changes means and variances of v²."""
+    first, second = np.zeros(point.order), np.zeros(point.order)
+    for family in parts:
+        for k, center in enumerate(point.centers):
+            local = _local(point, family, k)
+            share = 2 * (center * local).sum((0, 2)) / point.scale**2
+            y = modes.points[k] - seen.mean[k]
+            first[k] += share @ y
+            second[k] += share @ (y**2 - seen.covariance[k, k])
+    return first, second
+
+
+def _local(point: Point, family: Family, k: int) -> np.ndarray:
+    """Projects one part of a PDE's right side on the TT bases beside core k: (r, n, s)."""
+    if k < point.order - 1:
+        return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
+    # (s, j, n, 1): what is orthogonal to V_d and what is not.
+    seen = family.new[-1] + einsum("sjl,lnm->sjnm", family.overlap[-1], point.right[-1])
+    return einsum("rsj,sjnm->rnm", family.inside[-1], seen)
+
+
+def standing(
+    sigma: np.ndarray,
+    seen: Spread,
+    first: np.ndarray,
+    second: np.ndarray,
+    strength: np.ndarray,
+    *,
+    inwards: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses shift β and stretch diag Σ of moving coordinates that hold mean and variance of v².
+
+    Args:
+      sigma: Σ, (d, d), of zero diagonal.
+      seen: moments of v².
+      first: rates of the means due to Q alone, (d,).
+      second: rates of the variances due to Q alone, (d,).
+      strength: of the gauge on every axis, (d,), from 0 for none to 1.
+      inwards: whether coordinates may shrink but not stretch: variances may then fall.
+    """
+    variance = np.maximum(np.diag(seen.covariance), np.finfo(float).tiny)
+    stretch = -(second / 2 + np.vecdot(sigma, seen.covariance)) / variance
+    if inwards:
+        stretch = np.minimum(stretch, 0)
+    sigma = sigma + np.diag(strength * stretch)
+    return sigma, -strength * (first + sigma @ seen.mean)
+
+
+def gauge_strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Computes a factor 0 to 1 for shift and stretch of coordinates, by the norm near the edge."""
+    x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
+    x = np.clip(x, 0, 1)
+    return x * x * (3 - 2 * x)
 
 
 class Motion(NamedTuple):
@@ -100,11 +213,11 @@ class Setting:
         if tuple(v.shape) != tuple(box.shape):
             raise ValueError(f"v: expected the shape {box.shape} of the box, got {v.shape}")
         self.box, self.tol = box, tol
-        self.modes = mode_matrices.modes_of(box)
-        self.point = canonical(self.modes.weighted(host_cores("v", v)))
+        self.modes = families.modes_of(box)
+        self.point = canonical(self.modes.weighted(real_cores("v", v)))
         self.trivial = box.unbounded.sum() < 2 or self.point.scale == 0
         reaction = None if right.reaction is None else self._reaction(right.reaction)
-        source = None if right.source is None else host_cores("source", right.source)
+        source = None if right.source is None else real_cores("source", right.source)
         self.terms = normal_component.Terms(
             right.affine,
             *self._operators([] if self.trivial else right.others),
@@ -119,7 +232,7 @@ class Setting:
         """
         few, wide = [], []
         for o in others:
-            links = mode_matrices.links_of(o, self.modes)
+            links = families.links_of(o, self.modes)
             if max(len(k) for k, _ in links) <= _WIDE:
                 few.append(links)
             else:
@@ -129,7 +242,7 @@ class Setting:
     def _reaction(self, function: Any) -> Any:
         def reaction(cores: Cores, tol: float) -> Cores:
             v = TT._unchecked(tuple(self.modes.values(cores)))
-            return self.modes.weighted(host_cores("reaction", function(v, tol)))
+            return self.modes.weighted(real_cores("reaction", function(v, tol)))
 
         return reaction
 
@@ -184,16 +297,16 @@ class Setting:
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
         """Completes a coordinate motion Σ y + β from off-diagonal Σ: adds shift, stretch, cost."""
-        seen = gauges.spread(self.point, self.modes, form.family, self.box)
+        seen = spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale
         beta = np.zeros(len(sigma))
         strength = np.ones(len(sigma))
         if gauge == "edge":
-            strength = gauges.strength(seen.near, _ONSET * self.tol, _FULL * self.tol)
+            strength = gauge_strength(seen.near, _ONSET * self.tol, _FULL * self.tol)
         strength = strength * self.box.unbounded
         if gauge != "none" and np.any(strength):
             parts = [*form.others, *self.affine_part(self.point)]
-            drifts = gauges.drifts(self.point, self.modes, parts, seen)
-            sigma, beta = gauges.standing(sigma, seen, *drifts, strength, inwards=gauge == "edge")
+            drifts = moment_rates(self.point, self.modes, parts, seen)
+            sigma, beta = standing(sigma, seen, *drifts, strength, inwards=gauge == "edge")
         return Motion(sigma, beta, *costs, edge=float(seen.edge.max()))

@@ -21,8 +21,8 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.contractions import absorb, times_mode, times_right
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.collocation_matrices import DISPERSION, frequencies, modes
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._stepping.low_moments import largest
 from tensorjax.pde._stepping.outskirts import edges, noisy_edge

@@ -10,7 +10,7 @@ from scipy import optimize
 from tensorjax import _check
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.concentrated_functions import from_train
+from tensorjax.pde._function_trains.cross_approximation import from_train
 from tensorjax.pde._integration import run
 from tensorjax.pde._integration.dense_output import partial
 from tensorjax.pde._integration.solution import Result, State

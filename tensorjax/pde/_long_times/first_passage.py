@@ -9,15 +9,13 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
-from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.walls import Wall, WalledAxis, walled
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._discretization.grid import Box, Wall, WalledAxis, random_points, walled
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -33,8 +31,6 @@ _LOOKS, _DEGENERATE = 200, 1e-12
 _CHANGE, _LEAST = 10.0, 1e-4
 # Random points of the domain at which the two are compared.
 _PROBES = 1000
-# Distance of points from the domain that is roundoff of its ends.
-_ROUNDOFF = 8 * float(np.finfo(np.float64).eps)
 # Relative error of drifts of one sign.
 _CROSS = 1e-10
 
@@ -92,26 +88,11 @@ class Passage:
         Raises:
           ValueError: points of another dimension.
         """
-        points = np.asarray(x, np.float64)
-        if points.ndim != 2 or points.shape[1] != self.domain.dim:
-            raise ValueError(
-                f"x: expected points of shape (m, {self.domain.dim}), got {points.shape}"
-            )
-        state, inside = np.ones((len(points), 1)), np.ones(len(points), bool)
-        cores = hosted_cores(self.v)
-        for k, (core, axis) in enumerate(zip(cores, self.domain.axes, strict=True)):
-            y = points[:, k]
-            if axis.kind == "fourier":
-                y = axis.low + np.mod(y - axis.low, axis.length)
-            # An end that was computed may lie beside that of the axis by roundoff.
-            end = _ROUNDOFF * max(abs(axis.low), abs(axis.high), axis.length)
-            inside &= (y >= axis.low - end) & (y <= axis.high + end)
-            y = np.clip(y, axis.low, axis.high)
-            state = einsum("ma,mn,anb->mb", state, axis.interpolate(y), core)
-        out = state[:, 0]
+        rows, inside = linear_systems.interpolation_rows(self.domain, x)
+        out = linear_systems.interpolated(hosted_cores(self.v), rows)
         if self.target is not None:
             axis = self.domain.axes[self.target]
-            out = out + (points[:, self.target] - axis.low) / axis.length
+            out = out + (np.asarray(x, np.float64)[:, self.target] - axis.low) / axis.length
         return np.where(inside, out, np.nan)
 
 
@@ -163,7 +144,7 @@ def first_passage(
 
     Source: C. Gardiner, "Stochastic Methods" (Springer, 2009), section 6.6.
     """
-    tol, cap = checked_options(tol, max_rank)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     checked_domain(problem, domain, walls)
 
     def solution(box: Box) -> Passage:
@@ -218,7 +199,7 @@ def committor(
     Source: W. E, E. Vanden-Eijnden, "Towards a theory of transition paths", J. Stat. Phys. 123
     (2006).
     """
-    tol, cap = checked_options(tol, max_rank)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     k = _check.integer("axis", axis, low=0, high=domain.dim - 1)
     if walls is None:
         walls = ["absorbing" if i == k else "reflecting" for i in range(domain.dim)]
@@ -254,9 +235,7 @@ def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
 
 def _noisy(problem: Any, domain: Box) -> np.ndarray:
     """Tells for random points of a domain along which axes a diffusion process has noise."""
-    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
-    x = np.random.default_rng(0).uniform(low, high, (_LOOKS, domain.dim))
-    size = np.diagonal(diffusions(problem, x), axis1=1, axis2=2)
+    size = np.diagonal(diffusions(problem, random_points(domain, _LOOKS)), axis1=1, axis2=2)
     return size > _DEGENERATE * max(size.max(), 1e-300)
 
 
@@ -267,14 +246,7 @@ def finer(domain: Box) -> Box:
 
 def probes(domain: Box) -> np.ndarray:
     """Draws random points of a domain at which two first-passage solutions are compared."""
-    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
-    return np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
-
-
-def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
-    """Checks tolerance and rank cap of a first-passage problem."""
-    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
-    return _check.tolerance(tol, np.float64), cap
+    return random_points(domain, _PROBES, seed=1)
 
 
 def _solved(
@@ -376,13 +348,12 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
 
 def _check_open(problem: Any, grid: Box) -> None:
     """Raises ValueError if a diffusion process can cross a wall marked "open"."""
-    low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
     for k, axis in enumerate(grid.axes):
         assert isinstance(axis, WalledAxis)
         for end, inwards, wall in zip((axis.low, axis.high), (1, -1), axis.walls, strict=True):
             if wall != "open" or axis.kind == "fourier":
                 continue
-            x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
+            x = random_points(grid, _LOOKS)
             whole = diffusions(problem, x)[:, k, k].max()
             x[:, k] = end
             outwards = problem.velocity(x)[:, k] * inwards < 0
@@ -398,15 +369,13 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
-    constant = np.zeros((d, d)) if problem.diffusion is None else np.asarray(problem.diffusion)
-    return np.broadcast_to(constant, (len(x), d, d))
+    return np.broadcast_to(np.asarray(or_zero(problem.diffusion, d, d)), (len(x), d, d))
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
     """Decomposes a process's drift as Σ m(x) a into pairs (tensor train m, vector a)."""
     d, out = grid.dim, []
-    matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
-    offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
+    matrix, offset = map(np.asarray, (or_zero(problem.matrix, d, d), or_zero(problem.offset, d)))
     for i in range(d):
         if np.any(matrix[i]) or offset[i]:
             out.append((multipliers.power(grid, matrix[i], offset[i], 1), np.eye(d)[i]))
@@ -449,9 +418,9 @@ def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
         def part(x: Any, sign: int = sign) -> np.ndarray:
             return sign * np.maximum(sign * problem.velocity(np.asarray(x))[:, k], 0)
 
-        cores = _of_one(part, grid) or crossed("drift", part, grid, _CROSS)
+        cores = _of_one(part, grid) or crossed("drift", part, grid.points, _CROSS)
         if any(np.any(c) for c in cores[:1]):
-            out.append(multipliers.carried(grid, k, derivative, cores))
+            out.append(multipliers.carried(cores, {k: derivative}))
     return out
 
 

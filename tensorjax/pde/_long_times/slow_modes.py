@@ -17,8 +17,8 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import equilibria, linear_systems
-from tensorjax.pde._long_times.linear_modes import derivatives_of_gaussian
+from tensorjax.pde._long_times import closed_forms, linear_systems
+from tensorjax.pde._long_times.closed_forms import derivatives_of_gaussian
 from tensorjax.pde._long_times.stationary import (
     GRID,
     Stationary,
@@ -178,8 +178,7 @@ def slow_modes(
     (2000), for affine drift. Ours: the bordered operator, the first modes.
     """
     count = _check.integer("k", k, low=1)
-    tol = _check.tolerance(tol, np.float64)
-    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     points = math.prod(problem.box.shape)
     if count + _MORE >= points:
         raise ValueError(f"k: expected fewer modes than the {points} points of the grid, got {k}")
@@ -187,17 +186,19 @@ def slow_modes(
     timer = linear_systems.checked_seconds(max_seconds)
     # In double precision whatever JAX has: L amplifies what roundoff leaves of p.
     rest, p = with_cores(problem, _SHARE * tol, map, cap, limits, max_seconds)
-    empty = np.zeros(0)
+
+    def report(block: _Block, residuals: np.ndarray, result: Result, message: str) -> SlowModes:
+        modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
+        return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+
+    none = _Block([], [], np.zeros(0, complex)), np.zeros(0)
     if rest.result != Result.successful:
-        text = f"no stationary density was found: {rest.message}"
-        return SlowModes(empty + 0j, (), rest, problem.box, empty, rest.result, text)
+        return report(*none, rest.result, f"no stationary density was found: {rest.message}")
     at = rest.final.map
     if rest.change == 0:
         known = _of_affine_drift(problem, p, at, count, tol, cap, limits)
         if known is not None:
-            block, residuals, result, message = known
-            modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
-            return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+            return report(*known)
     first = _begun(p, problem.box, count + _MORE)
     operator, weights = operator_of(problem, at), problem.box.weights
     # Any border would do that is no eigenvalue; modes have no part in it, for their mass is zero.
@@ -207,11 +208,8 @@ def slow_modes(
     try:
         block, residuals = _iterated(inverse, first, count, tol)
     except linear_systems.OutOfTimeError as error:
-        text = out_of_time("modes", error.ranks, max_seconds)
-        return SlowModes(empty + 0j, (), rest, problem.box, empty, Result.max_steps, text)
-    result, message = _judged(problem.box, block.x, residuals, tol, cap, limits)
-    modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
-    return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+        return report(*none, Result.max_steps, out_of_time("modes", error.ranks, max_seconds))
+    return report(block, residuals, *_judged(problem.box, block.x, residuals, tol, cap, limits))
 
 
 def _of_affine_drift(
@@ -222,7 +220,7 @@ def _of_affine_drift(
     Their values are exact: what L leaves of them is the error of the grid. Where that is above
     what shares at the edge and in the highest modes explain, modes are solved for.
     """
-    density = equilibria.gaussian(problem)
+    density = closed_forms.gaussian(problem)
     if density is None:
         return None
     box, operator = problem.box, operator_of(problem, at)

@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._cores import overlaps, products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import equilibria, linear_systems
+from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -166,15 +165,10 @@ def with_cores(
     limits: tuple[float, float],
     max_seconds: float,
 ) -> tuple[Stationary, Cores]:
-    """Computes a `Stationary` as `stationary` does, and its cores in double precision.
-
-    Returns:
-      `Stationary`; cores of the density on the grid of its coordinates, of mass one there.
-    """
+    """Computes a `Stationary`, and its cores of mass one on its grid, in double precision."""
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
-    tol = _check.tolerance(tol, np.float64)
-    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    tol, cap = linear_systems.checked_options(tol, max_rank)
     linear_systems.checked_seconds(max_seconds)
     begun = time.process_time()
     at = AffineMap.identity(problem.dim) if map is None else map
@@ -186,7 +180,7 @@ def with_cores(
             "problem: expected no absorbing walls, which leave no stationary density; take "
             "reflecting ones, or pde.survival for what is left at a time"
         )
-    form = equilibria.known(problem, tol, map, cap, _LOOKED * max_seconds)
+    form = closed_forms.known(problem, tol, map, cap, _LOOKED * max_seconds)
     at = form.map if form.map is not None else at
     operator, box = operator_of(problem, at), problem.box
     p = problem.initial_cores(at, tol) if form.cores is None else form.cores
@@ -262,7 +256,9 @@ def _iterated(
         sure = _SURE if k else math.inf
         asked = max(min(accuracy, sure, _SHARE * speed(operator, p) / rate), _EXACT)
         try:
-            p, residual = _solved(operator, p, box.weights, rate, asked, cap, timer)
+            system = bordered(operator, p, box.weights, rate)
+            load = [-rate * p[0], *p[1:]]
+            p, residual = linear_systems.solved(system, load, p, asked, cap, timer=timer)
         except linear_systems.OutOfTimeError as error:
             return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
@@ -329,8 +325,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
     if affine is None:
         return []
     d = box.dim
-    matrix = np.zeros((d, d)) if affine.matrix is None else np.asarray(affine.matrix)
-    shift = np.zeros(d) if affine.shift is None else np.asarray(affine.shift)
+    matrix, shift = map(np.asarray, (or_zero(affine.matrix, d, d), or_zero(affine.shift, d)))
     constant = float(affine.constant) - float(np.trace(matrix))
     out = [affine_generator(box, None, None, affine.diffusion, constant)]
     for i in range(d):
@@ -379,11 +374,3 @@ def rate_of(operator: Cores, p: Cores, box: Box) -> float:
 def speed(operator: Cores, v: Cores) -> float:
     """Computes ‖L v‖/‖v‖ for a generator L, which is zero for a stationary density v."""
     return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
-
-
-def _solved(
-    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None, timer: Any
-) -> tuple[Cores, float]:
-    """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
-    system = bordered(operator, w, weights, rate)
-    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap, timer=timer)

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 
 from tensorjax._cores import products, rounding
-from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._long_times.first_passage import (
     Walls,
     backward,
     checked_domain,
-    checked_options,
     diffusions,
     finer,
     grid_of,
@@ -88,25 +86,9 @@ class Expectation:
         return self._values(x, 0)
 
     def _values(self, x: ArrayLike, which: int) -> np.ndarray:
-        points = np.asarray(x, np.float64)
-        if points.ndim != 2 or points.shape[1] != self.domain.dim:
-            raise ValueError(
-                f"x: expected points of shape (m, {self.domain.dim}), got {points.shape}"
-            )
-        inside, rows = np.ones(len(points), bool), []
-        for k, axis in enumerate(self.domain.axes):
-            y = points[:, k]
-            if axis.kind == "fourier":
-                y = axis.low + np.mod(y - axis.low, axis.length)
-            inside &= (y >= axis.low) & (y <= axis.high)
-            rows.append(axis.interpolate(y))
-        out = np.empty((len(self.times), len(points)))
-        for j, pair in enumerate(self.sums):
-            state = np.ones((len(points), 1))
-            for row, core in zip(rows, pair[which], strict=True):
-                state = einsum("ma,mn,anb->mb", state, row, core)
-            out[j] = np.where(inside, np.imag(state[:, 0]), np.nan)
-        return out
+        rows, inside = linear_systems.interpolation_rows(self.domain, x)
+        out = [np.imag(linear_systems.interpolated(pair[which], rows)) for pair in self.sums]
+        return np.where(inside, out, np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +100,7 @@ class Survival(Expectation):
     Example:
       >>> import numpy as np
       >>> from tensorjax import pde
-      >>> start = pde.Gaussian([0.5], [[0.1]])
-      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1))
+      >>> motion = pde.FokkerPlanck(None, 0.5, pde.Gaussian([0.5], [[0.1]]), pde.Box.fourier(1))
       >>> found = pde.survival(motion, pde.Box([pde.Axis("chebyshev", 20, 0.0, 1.0)]), [1.0])
       >>> rate = found.density([[0.5]]) / found([[0.5]])  # of the slowest mode, π²/2
       >>> print(found.result.value, np.round(rate, 3))
@@ -135,10 +116,7 @@ class Survival(Expectation):
           x: points (m, d).
 
         Returns:
-          Values (times, m); NaN outside the domain.
-
-        Raises:
-          ValueError: points of another dimension.
+          Values (times, m); NaN outside the domain, as for S.
         """
         return self._values(x, 1)
 
@@ -275,7 +253,7 @@ def _found(
     problem: Any, domain: Box, times: Any, walls: Any, payoff: Any, tol: float, cap: Any
 ) -> Expectation:
     """Computes survival probabilities or expected payoffs on two grids, for an error estimate."""
-    tol, cap = checked_options(tol, cap)
+    tol, cap = linear_systems.checked_options(tol, cap)
     ts = np.atleast_1d(np.asarray(times, np.float64))
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
         raise ValueError(f"times: expected positive finite times, one or more, got {times!r}")
@@ -350,7 +328,7 @@ def _solved(
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:
-        load = crossed("payoff", _checked(payoff), grid, accuracy)
+        load = crossed("payoff", _checked(payoff), grid.points, accuracy)
     identity = linear_systems.flat([np.eye(n)[None, :, :, None] for n in grid.shape])
     flat, sums, worst = linear_systems.flat(operator), [], 0.0
     for t in times:

@@ -86,11 +86,8 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
     that differ by a jump changes within one step by several times as much, which leaves the
     integrator with errors far above its order. The newest moment shows how well polynomials through
     the ones before it tell what comes: the highest degree is taken that misses by a tenth of the
-    size of the moments or less, and a constant where there is none.
-
-    Args:
-      moments: the newest last, at most degree + 2.
-      degree: of the polynomial, at most.
+    size of the moments or less, and a constant where there is none. The newest of the moments, at
+    most degree + 2, comes last.
     """
     if len(moments) < 3:  # nothing to judge by
         return moments[-(degree + 1) :]

@@ -67,20 +67,6 @@ class Fields:
         if not moved:
             raise ValueError("moved: expected one axis or more, got none")
         object.__setattr__(self, "moved", moved)
-        pairs = [
-            (p, j)
-            for p in self._monomials
-            for j in moved
-            if any(p[k] for k in range(self.dim) if k != j)
-        ]
-        object.__setattr__(self, "_pairs", pairs)
-        place = {p: u for u, p in enumerate(self._monomials)}
-        object.__setattr__(self, "_places", np.array([place[p] for p, _ in pairs]))
-
-    _places: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
-    _pairs: list[tuple[tuple[int, ...], int]] = dataclasses.field(
-        init=False, repr=False, compare=False
-    )
 
     @functools.cached_property
     def _monomials(self) -> list[tuple[int, ...]]:
@@ -91,6 +77,22 @@ class Fields:
                 itertools.combinations_with_replacement(range(self.dim), degree), reverse=True
             )
         ]
+
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[tuple[int, ...], int]]:
+        """Exponents of the sines and axis of every vector field of the basis."""
+        return [
+            (p, j)
+            for p in self._monomials
+            for j in self.moved or ()
+            if any(p[k] for k in range(self.dim) if k != j)
+        ]
+
+    @functools.cached_property
+    def _places(self) -> np.ndarray:
+        """Number of the monomial of every vector field, (M,)."""
+        place = {p: u for u, p in enumerate(self._monomials)}
+        return np.array([place[p] for p, _ in self._pairs])
 
     @property
     def powers(self) -> np.ndarray:

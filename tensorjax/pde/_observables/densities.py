@@ -17,8 +17,8 @@ from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.pde._arguments import floats
+from tensorjax.pde._discretization.collocation_matrices import moment_weights
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.modes import moment_weights
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 # Largest number of entries held at once while points are evaluated.

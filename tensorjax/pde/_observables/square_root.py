@@ -13,7 +13,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import entrywise
+from tensorjax.pde._function_trains.cross_approximation import entrywise
 from tensorjax.pde._stepping.mass import mass_of
 
 

@@ -9,8 +9,7 @@ from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Cores, Power, Product, Term, partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
@@ -118,26 +117,20 @@ class Diffusion:
 
         def of_box(y: np.ndarray) -> np.ndarray:
             d = self.values(map.inverse(y), t)
-            _check_sign(d, f"at t = {t:g}" if self.timed else "in the box")
+            check_sign("diffusion", d, f"at t = {t:g}" if self.timed else "in the box")
             return np.stack([d[:, i, j] for i, j, _ in entries], 1)
 
-        found = self._known.get(
-            map,
-            box,
-            self.tol,
-            lambda: multipliers.components(crossed("diffusion", of_box, box, self.tol)),
-            t if self.timed else None,
-        )
+        at = t if self.timed else None
+        found = self._known.components(of_box, map, box, self.tol, at)
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:
         """Raises ValueError if D(t, x) is not symmetric positive semidefinite at some points."""
-        low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
-        found = self.values(np.random.default_rng(0).uniform(low, high, (_LOOKS, self.dim)))
+        found = self.values(random_points(box, _LOOKS))
         size = np.abs(found).max()
         if not np.allclose(found, found.mT, atol=1e-12 * size):
             raise ValueError("diffusion: expected a symmetric matrix, got one that is not")
-        _check_sign(found, "in the box")
+        check_sign("diffusion", found, "in the box")
         self._diagonal = not np.any(found * (1 - np.eye(self.dim)))
         if self.function is None:
             turns = any(np.linalg.eigvalsh(m)[0] < -1e-12 * np.abs(m).max() for _, m in self.terms)
@@ -151,11 +144,12 @@ class Diffusion:
             )
 
 
-def _check_sign(values: np.ndarray, where: str) -> None:
+def check_sign(name: str, values: np.ndarray, where: str) -> None:
+    """Raises ValueError if a matrix (m, d, d) at points is not positive semidefinite at some."""
     low = float(np.linalg.eigvalsh((values + values.mT) / 2).min()) if len(values) else 0.0
     if not low >= -1e-10 * np.abs(values).max(initial=0.0):
         raise ValueError(
-            f"diffusion: expected a positive semidefinite matrix {where}, got an eigenvalue "
+            f"{name}: expected a positive semidefinite matrix {where}, got an eigenvalue "
             f"{low:.2g}; negative diffusion has no solution forward in time. If D is one for a "
             'part of space only, take a box within that, and coordinates="fixed"'
         )

@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import crossed
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.user_functions import CheckedField, Remembered
 
@@ -249,7 +249,7 @@ class Separable(Term):
         used = {i: np.flatnonzero(back[i]) for i in self.functions}
         if any(len(k) > 1 for k in used.values()):
             bare = dataclasses.replace(self, amplitude=1.0)
-            return crossed("drift", lambda y: bare.values(map.inverse(y)), box, tol)
+            return crossed("drift", lambda y: bare.values(map.inverse(y)), box.points, tol)
         out = [np.ones((1, n, 1)) for n in box.shape]
         for i, g in self.functions.items():
             k = int(used[i][0])
@@ -370,13 +370,8 @@ class Field:
         def moved(y: np.ndarray) -> np.ndarray:
             return np.asarray(f(map.inverse(y), t), np.float64) @ np.asarray(map.matrix).T
 
-        found = self._known.get(
-            map,
-            box,
-            self.tol,
-            lambda: multipliers.components(crossed(self.name, moved, box, self.tol)),
-            t if self.timed else None,
-        )
+        at = t if self.timed else None
+        found = self._known.components(moved, map, box, self.tol, at)
         return [(m, np.eye(self.dim)[i]) for i, m in enumerate(found)]
 
 

@@ -8,16 +8,20 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, generator_of
+from tensorjax.pde._arguments import coefficient, generator_of, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Function, Start
+from tensorjax.pde._function_trains.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
 from tensorjax.pde._problems.diffusion import Diffusion, Interpretation
 from tensorjax.pde._problems.drifts import Field
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    OrnsteinUhlenbeck,
+    affine_part,
+    affine_velocity,
+    check_turns,
+)
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import check_periodic
 
@@ -128,15 +132,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of a Fokker–Planck equation in the coordinates of a map.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time, of which drift and diffusion may be functions.
-
-        Returns:
-          `RightSide`.
-        """
+        """Builds the right side of a Fokker–Planck equation in the coordinates of a map."""
         parts = self.matrix, self.offset, self.noise.constant
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map, t)
@@ -240,9 +236,7 @@ class FokkerPlanck(Problem):
 
     def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
         """Returns a function that makes one Heun step of an SDE with constant diffusion."""
-        root = np.zeros((self.dim,) * 2)
-        if self.diffusion is not None:
-            root = _root(np.asarray(self.diffusion))
+        root = _root(np.asarray(or_zero(self.diffusion, self.dim, self.dim)))
 
         def step(x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
             kick = np.sqrt(2 * h) * normal @ root.T
@@ -271,7 +265,7 @@ class FokkerPlanck(Problem):
 
     def _linear(self) -> OrnsteinUhlenbeck:
         """Returns the Ornstein–Uhlenbeck problem of a Fokker–Planck equation's affine drift."""
-        matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
+        matrix = or_zero(self.matrix, self.dim, self.dim)
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)
 
 

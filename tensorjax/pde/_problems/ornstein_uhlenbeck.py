@@ -1,4 +1,7 @@
-"""Problems with linear drift: Ornstein–Uhlenbeck processes and linear Liouville equations."""
+"""Problems with linear drift: Ornstein–Uhlenbeck processes and linear Liouville equations.
+
+The affine part of other drifts, with constant diffusion, has the same coefficients (`affine_part`).
+"""
 
 import dataclasses
 from typing import Any
@@ -6,15 +9,69 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
+from tensorjax import _check
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, generator_of
+from tensorjax.pde._arguments import coefficient, floats, generator_of, or_zero
+from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture, Start
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.linear_sde import Flow, flow
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
+from tensorjax.pde._maps.characteristics import Flow, flow
 from tensorjax.pde._problems.diffusion import diffusion_matrix
 from tensorjax.pde._problems.problem import Problem, RightSide
+
+# Eigenvalues of a covariance below this share of the largest: some direction is without noise.
+SINGULAR = 1e-12
+
+
+def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
+    """Computes the operator −∇·((A x + b) u) + D:∇∇u of a linear SDE in coordinates y."""
+    d = map.dim
+    xp, (gamma, s, a, b, diff) = floats(
+        *map, or_zero(matrix, d, d), or_zero(offset, d), or_zero(diffusion, d, d)
+    )
+    m = -xp.linalg.solve(gamma.T, (gamma @ a).T).T
+    shift = -m @ s - gamma @ b
+    return Coefficients(
+        None if matrix is None else m,
+        shift,
+        None if diffusion is None else gamma @ diff @ gamma.T,
+        -xp.trace(a),
+    )
+
+
+def check_turns(box: Any, matrix: Any) -> None:
+    """Raises ValueError if an affine drift depends linearly on a periodic coordinate."""
+    if matrix is None or _check.is_traced(matrix):
+        return
+    for k, axis in enumerate(box.axes):
+        if axis.kind == "periodic" and np.any(np.asarray(matrix)[:, k]):
+            raise ValueError(
+                f"matrix: expected zeros in column {k}, whose axis is periodic, for a drift linear "
+                "in an angle jumps where a turn ends; take pde.Sin or another periodic term, or a "
+                'kind of axis that is not "periodic"'
+            )
+
+
+def stationary_gaussian(matrix: Any, offset: Any, diffusion: Any) -> Gaussian | None:
+    """Computes the stationary Gaussian of a linear SDE, A C + C Aᵀ + 2D = 0 and A m + b = 0.
+
+    None where there is no such density: a mode that does not decay, or that no noise reaches.
+    """
+    a = np.asarray(matrix, np.float64)
+    if np.linalg.eigvals(a).real.max() >= 0:
+        return None
+    covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(diffusion, np.float64))
+    low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
+    if low <= SINGULAR * high:
+        return None
+    return Gaussian(-np.linalg.solve(a, np.asarray(or_zero(offset, len(a)))), covariance)
+
+
+def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
+    """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
+    out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
+    return out if offset is None else out + np.asarray(offset)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -37,14 +94,7 @@ class _Linear(Problem):
     def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side of a linear SDE's density equation in a map's coordinates.
 
-        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time; the operators do not depend on it.
-
-        Returns:
-          `RightSide`.
+        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v, at all times.
         """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
@@ -69,9 +119,7 @@ class _Linear(Problem):
           (F, g, Q) of x(t) = F x(0) + g plus normal noise of covariance Q.
         """
         d = self.dim
-        offset = np.zeros(d) if self.offset is None else self.offset
-        diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
-        return flow(self.matrix, offset, diffusion, t)
+        return flow(self.matrix, or_zero(self.offset, d), or_zero(self.diffusion, d, d), t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact density of a linear SDE; None if it is not known.
@@ -131,21 +179,12 @@ class OrnsteinUhlenbeck(_Linear):
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates an Ornstein–Uhlenbeck process's stationary Gaussian, or None.
 
-        Args:
-          x: points (m, d).
-
-        Returns:
-          Values (m,), or None where a mode does not decay, or no noise reaches it.
+        None where a mode does not decay, or no noise reaches it.
         """
-        a = np.asarray(self.matrix, np.float64)
-        if self.box.walled or self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:
+        if self.box.walled or self.diffusion is None:
             return None
-        covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(self.diffusion))
-        low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
-        if low <= 1e-14 * high:
-            return None
-        offset = np.zeros(self.dim) if self.offset is None else np.asarray(self.offset)
-        return Gaussian(-np.linalg.solve(a, offset), covariance).values(np.asarray(x))
+        found = stationary_gaussian(self.matrix, self.offset, self.diffusion)
+        return None if found is None else found.values(np.asarray(x))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

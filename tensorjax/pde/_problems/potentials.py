@@ -1,4 +1,4 @@
-"""Particles in polynomial potentials: Kramers, Duffing oscillator, overdamped double wells."""
+"""Particles in polynomial potentials: Kramers equation, overdamped double wells."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,9 +11,14 @@ from tensorjax import _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import finite, positive
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Start
+from tensorjax.pde._function_trains.initial_states import Gaussian, Start
 from tensorjax.pde._problems.drifts import Power
-from tensorjax.pde._problems.ready_made import ReadyMade, fourier_box, narrowest
+from tensorjax.pde._problems.ready_made import (
+    ReadyMade,
+    conditional_deviations,
+    fourier_box,
+    narrowest,
+)
 
 # Energy above the lowest, over the temperature, that a box holds, and standard deviations of a
 # start: exp(−18) is 1.5e-8.
@@ -99,6 +104,12 @@ class Potential:
         """Evaluates the Boltzmann density exp(−V/T)/Z of a polynomial potential V."""
         return np.exp(-(self.v(q) - self.bottom) / self.temperature) / self.partition
 
+    def with_momenta(self, x: np.ndarray, mass: float) -> np.ndarray:
+        """Evaluates the Boltzmann density of positions and momenta (m, 2), exp(−p²/2mT) with V."""
+        momentum = mass * self.temperature
+        kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
+        return self.density(x[:, 0]) * kinetic
+
     def force(self, dim: int, axis: int) -> tuple[float, float, list[Power]]:
         """Returns a potential's force −V'(x_axis) as constant, slope and higher-degree terms."""
         c = -self.slope.coef
@@ -177,20 +188,11 @@ class Kramers(ReadyMade):
         )  # fmt: skip
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a particle.
-
-        Args:
-          x: points (m, 2) of (q, p).
-
-        Returns:
-          Values (m,).
-        """
+        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a particle."""
         if self.box.walled:
             return None
-        x = np.asarray(x, np.float64)
-        momentum = self.mass * self.temperature
-        kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
-        return Potential(self.potential, self.temperature).density(x[:, 0]) * kinetic
+        well = Potential(self.potential, self.temperature)
+        return well.with_momenta(np.asarray(x, np.float64), self.mass)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -255,8 +257,10 @@ class DoubleWell(ReadyMade):
             start = Gaussian(np.full(d, -minimum), temperature * np.linalg.inv(stiff))
         if box is None:
             narrow = 1 / np.sqrt(well.width**-2 + 2 * coupling / temperature)
-            widths = np.minimum(narrow, _narrow(start, d))
-            box = fourier_box(np.full(d, well.low), np.full(d, well.high), widths, _POINTS)
+            if isinstance(start, Gaussian):
+                narrow = np.minimum(narrow, conditional_deviations(start.covariance))
+            ends = np.full(d, well.low), np.full(d, well.high)
+            box = fourier_box(*ends, np.broadcast_to(narrow, d), _POINTS)
         _, slope, _ = well.force(d, 0)
         super().__init__(
             [well.force(d, i)[2] for i in range(d)], temperature * np.eye(d), start, box,
@@ -268,12 +272,6 @@ class DoubleWell(ReadyMade):
         """Evaluates the Boltzmann density exp(−V/T)/Z of a double-well chain.
 
         Z is a product of transfer operators between neighbours.
-
-        Args:
-          x: points (m, d).
-
-        Returns:
-          Values (m,).
         """
         if self.box.walled:
             return None
@@ -297,10 +295,3 @@ def _laplacian(d: int) -> np.ndarray:
     """Returns the graph Laplacian (d, d) of coupled particles in a potential, with free ends."""
     steps = np.diff(np.eye(d), axis=0)
     return steps.T @ steps
-
-
-def _narrow(start: Any, dim: int) -> np.ndarray:
-    """Returns the conditional standard deviations of a Gaussian, to size a grid; Inf for others."""
-    if not isinstance(start, Gaussian):
-        return np.full(dim, np.inf)
-    return 1 / np.sqrt(np.diag(np.linalg.inv(start.covariance)))

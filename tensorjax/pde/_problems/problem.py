@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_right_side
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian, Mixture, Start, wrapped
+from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture, Start, wrapped
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 
@@ -229,4 +229,13 @@ class Problem(abc.ABC):
         raise ValueError(
             f"{type(self).__name__}: expected a problem with an exact density to sample from; "
             "draw the points from a density of your own"
+        )
+
+
+def check_unbounded(box: Any) -> None:
+    """Raises ValueError if nonlinear moving coordinates meet axes that must stay fixed."""
+    if not box.movable:
+        raise ValueError(
+            "problem: expected a box of unbounded axes, which nonlinear coordinates move, got "
+            "periodic ones, half-lines or walls; take pde.integrate"
         )

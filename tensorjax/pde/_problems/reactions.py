@@ -12,17 +12,20 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, floats, hosted_cores
+from tensorjax.pde._arguments import coefficient, floats, hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.functions_by_values import entrywise
-from tensorjax.pde._initial_states.initial_states import Start
+from tensorjax.pde._discretization.grid import Box, random_points
+from tensorjax.pde._function_trains.cross_approximation import entrywise
+from tensorjax.pde._function_trains.initial_states import Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity
-from tensorjax.pde._problems.diffusion import diffusion_matrix
+from tensorjax.pde._problems.diffusion import check_sign, diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    OrnsteinUhlenbeck,
+    affine_part,
+    affine_velocity,
+)
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered
 from tensorjax.tt._rounding import sketched_terms as fused
@@ -127,14 +130,7 @@ class AdvectionDiffusionReaction(Problem):
     def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side of a reaction–diffusion PDE in a map's coordinates.
 
-        Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
-
-        Args:
-          map: `AffineMap` y = Γ x + s.
-          t: time; the operators do not depend on it.
-
-        Returns:
-          `RightSide`.
+        Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g, at time t where f depends on it.
         """
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
@@ -205,8 +201,7 @@ class AdvectionDiffusionReaction(Problem):
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
-        d = self.dim
-        matrix = np.zeros((d, d)) if self.matrix is None else -np.asarray(self.matrix)
+        matrix = -np.asarray(or_zero(self.matrix, self.dim, self.dim))
         offset = None if self.offset is None else -np.asarray(self.offset)
         return OrnsteinUhlenbeck(matrix, self._constant, self.start, self.box, offset=offset)
 
@@ -247,19 +242,19 @@ class AdvectionDiffusionReaction(Problem):
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
         """Returns a reaction's nonlinear part as a function of tensor trains, or None."""
-        if self._function is not None:
-            return self._by_entries
-        return self._by_products if any(self._polynomial[2:]) else None
+        f, coefficients = self._function, self._polynomial
+        if f is None and not any(coefficients[2:]):
+            return None
 
-    def _by_products(self, v: TT, tol: float) -> TT:
-        """Computes a polynomial reaction's terms Σ_{k ≥ 2} c_k vᵏ as a tensor train."""
-        cores = polynomial(hosted_cores(v), self._polynomial, tol)
-        return TT._unchecked(tuple(cores)).astype(v.dtype)
+        def nonlinear(v: TT, tol: float) -> TT:
+            found = (
+                polynomial(hosted_cores(v), coefficients, tol)
+                if f is None
+                else entrywise(f, v, tol)
+            )
+            return TT._unchecked(tuple(found)).astype(v.dtype)
 
-    def _by_entries(self, v: TT, tol: float) -> TT:
-        f = self._function
-        assert f is not None
-        return TT._unchecked(tuple(entrywise(f, v, tol))).astype(v.dtype)
+        return nonlinear
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
@@ -272,15 +267,9 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
     pairs = [(term, diffusion_matrix("conductivity", m, d)) for term, m in given]
     for term, _ in pairs:
         terms_of("conductivity", term, d)
-    low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
-    x = np.random.default_rng(0).uniform(low, high, (_LOOKS, d))
-    total = sum(term.values(x)[:, None, None] * m for term, m in pairs)
-    lowest = float(np.linalg.eigvalsh(total).min())
-    if lowest < -1e-12:
-        raise ValueError(
-            "conductivity: expected a positive semidefinite matrix everywhere in the box, got an "
-            f"eigenvalue {lowest:.2g}; negative diffusion has no solution forward in time"
-        )
+    x = random_points(box, _LOOKS)
+    total: Any = sum(term.values(x)[:, None, None] * m for term, m in pairs)
+    check_sign("conductivity", total, "in the box")
     return None, pairs
 
 

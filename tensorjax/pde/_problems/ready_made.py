@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax._typing import ArrayLike, KeyOrGenerator
+from tensorjax.pde._arguments import generator_of
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._function_trains.initial_states import Gaussian
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 
 # Paths that are simulated for a box, their steps in one time of the fastest rate, and in all, and
@@ -36,6 +38,27 @@ class ReadyMade(FokkerPlanck):
     offset: Any = dataclasses.field(init=False)
     interpretation: Any = dataclasses.field(init=False)
     cross_tol: float = dataclasses.field(init=False)
+
+    def _later(self, t: float) -> Any:
+        """Returns the density of a ready-made process at time t in closed form; None if unknown."""
+        return None
+
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the exact density of a ready-made process; None if it is not known."""
+        found = self._later(t)
+        return super().exact(t, x) if found is None else found.values(np.asarray(x, np.float64))
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance of a ready-made process; None if not known."""
+        found = self._later(t)
+        return super().moments(t) if found is None else found.moments()
+
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
+        """Draws points (count, d) of a ready-made process at time t, if its density is known."""
+        found = self._later(t)
+        if found is None:
+            return super().sample(key, t, count)
+        return found.sample(generator_of(key), count)
 
 
 def visited(
@@ -76,17 +99,10 @@ def narrowest(
 ) -> np.ndarray:
     """Estimates the smallest standard deviations (d,) of an SDE's density along its mean path.
 
-    Args:
-      velocity: drift of points (m, d).
-      diffusion: D, the diagonal (d,).
-      start: of the density.
-      time: to which it is followed.
-
-    Returns:
-      The smallest standard deviation of every coordinate at given others, (d,).
+    Those of every coordinate at given others. Arguments are those of `visited`.
     """
     x, covariance = start.mean[None], start.covariance
-    width, t = _conditional(covariance), 0.0
+    width, t = conditional_deviations(covariance), 0.0
     while t < time:
         slope = _jacobian(velocity, x[0])
         rate = max(float(np.linalg.norm(slope, 2)), 1 / time)
@@ -97,7 +113,7 @@ def narrowest(
         x = x + h / 2 * (first + velocity(x + h * first))
         if not (np.isfinite(covariance).all() and np.linalg.cond(covariance) < 1e12):
             break
-        width = np.minimum(width, _conditional(covariance))
+        width = np.minimum(width, conditional_deviations(covariance))
         t += h
     return width
 
@@ -107,7 +123,8 @@ def _reached(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return outer[0] - _BEYOND * (outer[1] - outer[0]), outer[3] + _BEYOND * (outer[3] - outer[2])
 
 
-def _conditional(covariance: np.ndarray) -> np.ndarray:
+def conditional_deviations(covariance: np.ndarray) -> np.ndarray:
+    """Computes standard deviations (d,) of a Gaussian's coordinates at given others."""
     return 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
 
 
@@ -142,14 +159,7 @@ def even_axis(low: float, high: float, narrow: float) -> Axis:
 
 
 def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
-    """Builds a logarithmic grid axis from means and widths of log x.
-
-    Args:
-      low: smallest mean of log x.
-      high: largest mean of log x.
-      narrow: smallest standard deviation of log x.
-      wide: largest standard deviation of log x.
-    """
+    """Builds a logarithmic grid axis from the ends of means and of deviations of log x."""
     # x² times the density, for the covariance, has its top 2 wide² further out.
     flat = even_axis(low - HALF_WIDTH * wide, high + HALF_WIDTH * wide + 2 * wide**2, narrow)
     return Axis("log", flat.n, float(np.exp(flat.low)), float(np.exp(flat.high)))

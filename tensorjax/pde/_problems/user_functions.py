@@ -8,6 +8,10 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.grid import Box, random_points
+from tensorjax.pde._discretization.variable_coefficients import components
+from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 # Smallest batch: less than this costs as much.
@@ -71,15 +75,9 @@ def takes_time(f: Callable[..., Any], name: str) -> bool:
 
 
 class CheckedField(InFewSizes):
-    """Wrapper of a user's vector field f(x) or f(t, x) that checks the shape of its values.
+    """Wrapper of a user's vector field, (m, dim) ↦ (m, dim), that checks the shape of its values.
 
-    Args:
-      f: (m, dim) ↦ (m, dim).
-      name: of the argument.
-      dim: d.
-
-    Raises:
-      ValueError: ``f`` takes other arguments.
+    ``f`` is a function of x or of t and x, ``name`` that of the argument.
     """
 
     def __init__(self, f: Callable[..., Any], name: str, dim: int):
@@ -131,12 +129,18 @@ class Remembered:
             self._known[key] = make()
         return self._known[key]
 
+    def components(
+        self, f: Callable[[Any], Any], map: AffineMap, box: Box, tol: float, t: float | None
+    ) -> list[Cores]:
+        """Returns cached TT approximations of the components of a function of the box's points."""
+        return self.get(
+            map, box, tol, lambda: components(crossed(self._name, f, box.points, tol)), t
+        )
+
 
 def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
     """Raises ValueError if a user's function differs at both ends of a periodic axis."""
-    low = np.array([axis.low for axis in box.axes])
-    lengths = np.array([axis.length for axis in box.axes])
-    x = low + lengths * np.random.default_rng(0).random((16, len(lengths)))
+    x = random_points(box, 16)
     for k, axis in enumerate(box.axes):
         if axis.kind != "periodic":
             continue

@@ -1,18 +1,38 @@
-"""Cross approximation of concentrated functions, from points drawn from a density near them.
+"""Approximation of functions on a box by tensor trains, from their values at selected points.
 
-`tt.cross` looks for a function with random entries of the whole grid, which in ten dimensions never
-meet the peak of a density. Here the points are drawn from a density close to the function.
+`crossed` takes `tt.cross`, which looks for a function with random entries of the whole grid. In ten
+dimensions these never meet the peak of a density: for a function that is concentrated `drawn` and
+`entrywise` take points drawn from a density close to it. `smooth` is for smooth, expensive
+functions: a function on a box that needs n points an axis to hold a narrow density may itself be
+smooth. It is evaluated on a coarse Chebyshev grid, whole where that is small, else by `crossed`,
+and the cores are interpolated. The error is measured at random points of the fine grid, and the
+coarse grid is doubled until it is below the tolerance.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from tensorjax._cores import orthogonalization, rounding
-from tensorjax._cores.contractions import absorb
+from tensorjax import _chebyshev, _check, tt
+from tensorjax._cores import orthogonalization, products, rounding
+from tensorjax._cores.contractions import absorb, einsum, times_mode
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import hosted_cores
+
+# (left (m, k), right (l, d − k)) ↦ values (m, l) at all pairs.
+Table = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Points drawn at first and at most, points that measure the error, entries computed at once.
+_FIRST, _MOST, _HELD_OUT, _CHUNK = 128, 2048, 2000, 1 << 17
+# Of the tolerance, what one attempt leaves to the choice of rows; the next one takes a tenth.
+_SHARE = 0.1
+# Points of the fine grid that are compared.
+_TESTS = 128
+# Whole grids up to this size are evaluated at once.
+_WHOLE = 1 << 14
 
 
 class Points(NamedTuple):
@@ -31,12 +51,6 @@ class Points(NamedTuple):
 
 # (rng, count) ↦ at most ``count`` points.
 Draw = Callable[[np.random.Generator, int], Points]
-# (left (m, k), right (l, d − k)) ↦ values (m, l) at all pairs.
-Table = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# Points drawn at first and at most, points that measure the error, entries computed at once.
-_FIRST, _MOST, _HELD_OUT, _CHUNK = 128, 2048, 2000, 1 << 17
-# Of the tolerance, what one attempt leaves to the choice of rows; the next one takes a tenth.
-_SHARE = 0.1
 
 
 def skeleton(
@@ -206,3 +220,154 @@ def from_train(cores: Cores, tol: float) -> Draw:
         return Points(np.stack(index, 1), np.exp(logs).sum(0), power)
 
     return draw
+
+
+def crossed(
+    name: str,
+    f: Callable[[Any], Any],
+    points: Sequence[np.ndarray],
+    tol: float,
+    seed: int = 0,
+    max_rank: int | None = None,
+) -> Cores:
+    """Approximates a function by a train, by TT-cross from values at grid points of d axes."""
+    if len(points) == 1:  # all values are asked for, and have no ranks
+        values = _finite(name, f(points[0][:, None]))
+        flat = values.reshape(len(values), -1)
+        return [flat[None], *([np.eye(flat.shape[1])[:, :, None]] if values.ndim > 1 else [])]
+    # Cross approximation takes half of it for its search, which has to be 10 eps or more.
+    tol = max(tol, 20 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
+    key = jax.random.key(seed)
+    shape = tuple(map(len, points))
+    train, info = tt.cross(f, shape, tol=tol, key=key, max_rank=max_rank, grid=points, jit=False)
+    # A field that is zero wherever it was looked at may well be zero; a density may not.
+    zero = info.status == "zero" and name != "start"
+    if info.status != "converged" and not (zero or info.error <= 10 * tol):
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of "
+            f"{info.error:.1g} for tol = {tol:.1g} ({info.status}); {info.advice}; for a narrow "
+            "function give near=, a density that is large where it is"
+        )
+    return hosted_cores(train)
+
+
+def drawn(
+    name: str,
+    f: Callable[[Any], Any],
+    points: Sequence[np.ndarray],
+    tol: float,
+    draw: Draw,
+    seed: int = 0,
+) -> Cores:
+    """Approximates a function on a grid by a tensor train, from random points drawn by ``draw``."""
+
+    def of_index(index: np.ndarray) -> np.ndarray:
+        pairs = zip(points, index.T, strict=True)
+        return _finite(name, f(np.stack([p[i] for p, i in pairs], 1)))
+
+    return _by_draws(name, of_index, [len(p) for p in points], tol, draw, seed)
+
+
+def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
+    """Approximates f(v), entry by entry of a tensor train v, by a train from sampled entries."""
+    cores, name = hosted_cores(v), "reaction"
+    if len(cores) == 1:  # all entries are there, and have no ranks
+        return [_finite(name, f(cores[0].ravel())).reshape(cores[0].shape)]
+    rest = float(_finite(name, f(np.zeros(1)))[0])
+
+    def of_values(values: np.ndarray) -> np.ndarray:
+        return _finite(name, f(values.ravel())).reshape(values.shape) - rest
+
+    pairs = table_of(cores)
+    out = _by_draws(
+        name,
+        lambda index: of_values(entries(cores, index)),
+        v.shape,
+        tol,
+        from_train(cores, tol),
+        table=lambda left, right: of_values(pairs(left, right)),
+    )
+    ones = [np.ones((1, n, 1)) for n in v.shape]
+    return products.combined([out, ones], [1.0, rest]) if rest else out
+
+
+def _by_draws(
+    name: str, f: Any, shape: Any, tol: float, draw: Draw, seed: int = 0, table: Any = None
+) -> Cores:
+    cores, error = skeleton(f, shape, draw, tol, np.random.default_rng(seed), table)
+    if not error <= 10 * tol:
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of {error:.1g} for "
+            f"tol = {tol:.1g}; ask for less accuracy, or choose coordinates that suit it"
+        )
+    return cores
+
+
+def _finite(name: str, values: Any) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    _check.finite(name, values)
+    return values
+
+
+def smooth(
+    name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
+) -> tuple[Cores, int]:
+    """Approximates a smooth vector-valued function on a grid by a TT, from a coarse Chebyshev grid.
+
+    Args:
+      name: of the function, in errors.
+      f: smooth on the box.
+      box: of the points asked for.
+      tol: largest error, at points of the grid, over the largest value.
+      first: points of an axis that are tried first; they are doubled until the error is small.
+
+    Returns:
+      The cores, and how many points were enough.
+
+    Raises:
+      ValueError: the points of the box itself are not enough.
+    """
+    rng = np.random.default_rng(0)
+    index = [rng.integers(0, n, _TESTS) for n in box.shape]
+    exact = np.asarray(f(np.stack([p[i] for p, i in zip(box.points, index, strict=True)], 1)))
+    count, most = first, 2 * max(box.shape)
+    while True:
+        nodes = _chebyshev.roots(count)
+        at = [(a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes]
+        cores = _coarse_cores(name, f, at, tol)
+        weights = _chebyshev.root_weights(count)
+        pairs = zip(at, box.points, strict=True)
+        rows = [_chebyshev.lagrange(np, c, weights, p) for c, p in pairs]
+        fine = [times_mode(c, r) for r, c in zip(rows, cores, strict=False)]
+        found = np.ones((_TESTS, 1))
+        for c, i in zip(fine, index, strict=True):
+            found = einsum("ma,amb->mb", found, c[:, i])
+        found = found @ cores[-1][..., 0]
+        error = np.abs(found - exact).max() / (np.abs(exact).max() or 1.0)
+        if error <= tol:
+            return [*fine, cores[-1]], count
+        if 2 * count > most:
+            raise ValueError(
+                f"{name}: expected a smooth function, got an error of {error:.1g} from {count} "
+                f"points an axis for tol = {tol:.1g}; ask for less accuracy, or take steps that "
+                "deform coordinates less"
+            )
+        count *= 2
+
+
+def _coarse_cores(name: str, f: Any, points: list[np.ndarray], tol: float) -> Cores:
+    sizes = [len(p) for p in points]
+    if math.prod(sizes) > _WHOLE:
+        return crossed(name, f, points, tol / 3)
+    mesh = np.stack([m.ravel() for m in np.meshgrid(*points, indexing="ij")], 1)
+    rest = np.asarray(f(mesh), np.float64)
+    allowed = tol / 3 * float(np.linalg.norm(rest)) / len(points)
+    out: Cores = []
+    rank = 1
+    for n in sizes:
+        u, s, w = np.linalg.svd(rest.reshape(rank * n, -1), full_matrices=False)
+        tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
+        keep = max(int((tail > allowed).sum()), 1)
+        out.append(u[:, :keep].reshape(rank, n, keep))
+        rest, rank = s[:keep, None] * w[:keep], keep
+    return [*out, rest[..., None]]

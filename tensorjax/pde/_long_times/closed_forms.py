@@ -1,25 +1,33 @@
-"""Stationary densities in closed form: of affine drift, and of equilibrium (detailed balance)."""
+"""Closed forms of stationary densities (affine drift, detailed balance) and of slow modes.
 
-import functools
+Slow modes of affine drift are derivatives of the stationary Gaussian.
+"""
+
+import heapq
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
+from tensorjax._cores import overlaps, products
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains import concentrated_functions
-from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
-from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._discretization.affine_operators import affine_generator
+from tensorjax.pde._discretization.grid import Box, ends
+from tensorjax.pde._function_trains import cross_approximation
+from tensorjax.pde._function_trains.cross_approximation import crossed, drawn
+from tensorjax.pde._function_trains.initial_states import Gaussian
+from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import (
+    SINGULAR,
+    OrnsteinUhlenbeck,
+    stationary_gaussian,
+)
 from tensorjax.pde._problems.problem import Problem
 
-# Eigenvalues of a covariance below this share of the largest: some direction is without noise.
-_SINGULAR = 1e-12
 # Nodes of the integrals of a drift along rays (exact up to degree 2n − 1), of which the fewest are
 # taken that differ by less than this from twice as many; points of tests.
 _NODES, _EXACT, _TESTS = (2, 4, 8, 16, 32), 1e-11, 64
@@ -33,6 +41,10 @@ _STEP, _CLOSE = 1e-4, 1e-6
 _FINER, _FINEST, _COARSE = 1e-3, 1e-10, 1e-3
 # Largest rank of a density in closed form that is worth its price.
 _MOST = 300
+# Imaginary parts of eigenvalues that are real.
+_REAL = 1e-12
+# Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
+_SAME = 2e-5
 
 
 class Known(NamedTuple):
@@ -52,14 +64,8 @@ def known(
 ) -> Known:
     """Finds the closed form of a stationary density, and low-rank coordinates if none are given.
 
-    In one or two dimensions nothing is looked for: linear systems are solved at once there.
-
-    Args:
-      problem: of any kind.
-      tol: relative error of the density.
-      map: coordinates, or None to choose.
-      cap: largest rank.
-      seconds: processor time after which no more values of a density are computed.
+    In one or two dimensions nothing is looked for: linear systems are solved at once there. After
+    so many ``seconds`` of processor time no more values of a density are computed.
     """
     if problem.dim < 3:
         return Known()
@@ -85,8 +91,7 @@ def known(
 def gaussian(problem: Problem) -> Gaussian | None:
     """Finds the stationary Gaussian of a problem with affine drift and constant diffusion.
 
-    A C + C Aᵀ + 2D = 0 and A m + b = 0. None for another problem, for walls and periodic axes, or
-    where there is no such density: a mode that does not decay, or that no noise reaches.
+    None for another problem, for walls and periodic axes, or where there is no such density.
     """
     if not isinstance(problem, OrnsteinUhlenbeck | FokkerPlanck) or not problem.box.movable:
         return None
@@ -94,15 +99,7 @@ def gaussian(problem: Problem) -> Gaussian | None:
         return None
     if problem.matrix is None or problem.diffusion is None:
         return None
-    a, d = np.asarray(problem.matrix, np.float64), np.asarray(problem.diffusion, np.float64)
-    if np.linalg.eigvals(a).real.max() >= 0:
-        return None
-    covariance = linalg.solve_continuous_lyapunov(a, -2 * d)
-    low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
-    if low <= _SINGULAR * high:
-        return None
-    offset = np.zeros(len(a)) if problem.offset is None else np.asarray(problem.offset)
-    return Gaussian(-np.linalg.solve(a, offset), covariance)
+    return stationary_gaussian(problem.matrix, problem.offset, problem.diffusion)
 
 
 def independent(density: Gaussian) -> AffineMap:
@@ -152,7 +149,7 @@ class Equilibrium(NamedTuple):
         ``most``, or longer than ``seconds`` of processor time, looked at with every batch.
         """
         end = time.process_time() + seconds
-        low, high = _ends(box)
+        low, high = ends(box)
         y = self._ascended(np.random.default_rng(0).uniform(low, high, (_ASCENTS, box.dim)), map)
         y = y[((y >= low) & (y <= high)).all(1)]
         if not len(y):
@@ -170,12 +167,12 @@ class Equilibrium(NamedTuple):
             return np.exp(np.minimum(self.log_density(map.inverse(y)) - top, _HIGHEST))
 
         try:
-            first = crossed("density", density, box, _COARSE, max_rank=most)
-            draw = concentrated_functions.from_train(first, tol)
-            cores = drawn("density", density, box, tol, draw)
+            first = crossed("density", density, box.points, _COARSE, max_rank=most)
+            draw = cross_approximation.from_train(first, tol)
+            cores = drawn("density", density, box.points, tol, draw)
         except ValueError:
             return None
-        missed = concentrated_functions.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
+        missed = cross_approximation.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
         return cores if np.abs(missed).max() <= _MISSED else None
 
     def _ascended(self, y: np.ndarray, map: AffineMap) -> np.ndarray:
@@ -192,12 +189,6 @@ class Equilibrium(NamedTuple):
             x, value = np.where(better[:, None], there, x), np.where(better, new, value)
             step = np.where(better, step * 1.2, step / 2)
         return map.forward(x)
-
-
-def _ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the low and high ends of a box's axes."""
-    low, high = (np.array([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
-    return low, high
 
 
 def equilibrium(problem: Problem) -> Equilibrium | None:
@@ -220,14 +211,16 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
     d = np.asarray(problem.diffusion, np.float64)
     noisy = np.diag(d) > 0
     spread = d[np.ix_(noisy, noisy)]
-    if np.linalg.eigvalsh(spread)[0] <= _SINGULAR * np.linalg.eigvalsh(spread)[-1]:
+    if np.linalg.eigvalsh(spread)[0] <= SINGULAR * np.linalg.eigvalsh(spread)[-1]:
         return None
     inverse = np.linalg.inv(spread)
-    if noisy.all():
-        gradient = functools.partial(_of_force, problem.velocity, inverse)
-    else:
-        gradient = functools.partial(_of_momenta, problem.velocity, inverse, noisy)
-    low, high = _ends(problem.box)
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        if noisy.all():
+            return problem.velocity(x) @ inverse
+        return _of_momenta(problem.velocity, inverse, noisy, x)
+
+    low, high = ends(problem.box)
     rng = np.random.default_rng(1)
     # Points of the middle and of the whole box: where the density is, and what confines it.
     middle, half = (low + high) / 2, (high - low) / 2
@@ -239,11 +232,6 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
                 found = Equilibrium(gradient, middle, n)
                 return found if _holds(problem, d, found, x, _STEP * half) else None
     return None
-
-
-def _of_force(velocity: Any, inverse: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the gradient D⁻¹ a of the log-density of an overdamped equilibrium."""
-    return velocity(x) @ inverse
 
 
 def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -287,3 +275,116 @@ def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step:
     left = np.abs(parts.sum(0)) / np.maximum(size + size.mean(), 1e-300)
     bent = np.abs(slope - g).max() / np.maximum(np.abs(g).max(), 1e-300)
     return bool(left.max() < _CLOSE and bent < _CLOSE)  # not so of NaN
+
+
+class Mode(NamedTuple):
+    """Slow eigenmode of a process with affine drift: real and imaginary part as tensor trains."""
+
+    real: Cores
+    imag: Cores | None
+
+
+def derivatives_of_gaussian(
+    matrix: Any, p: Cores, box: Box, map_matrix: Any, count: int
+) -> list[tuple[complex, Mode]]:
+    """Computes slow eigenmodes for affine drift: derivatives of the stationary Gaussian p.
+
+    With A w = λ w, L (w·∇) p = λ (w·∇) p, and products of such derivatives have sums of
+    eigenvalues. Of a complex pair the mode of positive imaginary part stands for both.
+
+    Args:
+      matrix: A, (d, d), stable.
+      p: cores of the stationary density on the grid y = Γ x + s.
+      box: of the grid.
+      map_matrix: Γ.
+      count: of modes, where a pair counts as two; one more where that would cut a pair in two.
+
+    Returns:
+      Pairs (eigenvalue, mode).
+
+    Source: D. Liberzon, R. Brockett, "Spectral analysis of Fokker–Planck and related operators
+    arising from linear stochastic differential equations", SIAM J. Control Optim. 38 (2000).
+    """
+    spectrum: Any = np.linalg.eig(np.asarray(matrix, np.float64))
+    order = np.lexsort((-spectrum[0].imag, -spectrum[0].real))
+    values, vectors = _independent(spectrum[0][order], spectrum[1][:, order])
+    vectors = np.asarray(map_matrix) @ vectors
+    out, found = [], 0
+    for index in slowest(-values.real, 2 * count):
+        rate = complex(values[list(index)].sum())
+        real = abs(rate.imag) <= _REAL * abs(rate)
+        if found >= count or (rate.imag < 0 and not real):
+            continue
+        mode = Mode(p, None)
+        for k in index:
+            mode = _derived(box, vectors[:, k], mode)
+        out.append((complex(rate.real) if real else rate, _larger(mode) if real else mode))
+        found += 1 if real else 2
+    return out
+
+
+def _independent(values: Any, vectors: Any) -> tuple[Any, Any]:
+    """Leaves out eigenvectors of affine drift that earlier ones of the same eigenvalue span.
+
+    A matrix that lacks eigenvectors seems to have them, apart by the root of roundoff, and a real
+    eigenvalue of it may come as a complex pair.
+    """
+    kept: list[int] = []
+    left_out: list[complex] = []
+    for k, value in enumerate(values):
+        near = [j for j in kept if abs(values[j] - value) <= _SAME * abs(value)]
+        basis = np.linalg.qr(vectors[:, near])[0]
+        rest = vectors[:, k] - basis @ (basis.conj().T @ vectors[:, k])
+        if near and np.linalg.norm(rest) <= _SAME:
+            left_out.append(complex(value))
+        else:
+            kept.append(k)
+    values, vectors = values[kept].astype(complex), vectors[:, kept].astype(complex)
+    for k, value in enumerate(values):
+        if value.imag and value.conjugate() in left_out and value.conjugate() not in values:
+            real, imag = vectors[:, k].real, vectors[:, k].imag
+            larger = real if np.linalg.norm(real) >= np.linalg.norm(imag) else imag
+            values[k], vectors[:, k] = value.real, larger / np.linalg.norm(larger)
+    return values, vectors
+
+
+def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:
+    """Lists the smallest sums of given ascending positive rates, as tuples of their indices."""
+    heap: list[tuple[float, tuple[int, ...]]] = [(float(rates[0]), (0,))]
+    out: list[tuple[int, ...]] = []
+    while len(out) < count:
+        total, index = heapq.heappop(heap)
+        out.append(index)
+        heapq.heappush(heap, (total + float(rates[index[-1]]), (*index, index[-1])))
+        if index[-1] + 1 < len(rates):
+            after = index[-1] + 1
+            moved = total - float(rates[index[-1]]) + float(rates[after])
+            heapq.heappush(heap, (moved, (*index[:-1], after)))
+    return out
+
+
+def _derived(box: Box, direction: Any, mode: Mode) -> Mode:
+    """Computes the derivative of an eigenmode along a complex direction of the coordinates y."""
+    parts = direction.real, direction.imag
+    out: list[list[Cores]] = [[], []]
+    for i, along in enumerate(parts):
+        for j, train in enumerate(mode):
+            if train is None or not np.any(along):
+                continue
+            operator = hosted_cores(affine_generator(box, None, along, None))
+            new = products.matvec(operator, train)
+            out[(i + j) % 2].append([-new[0], *new[1:]] if i and j else new)
+    real, imag = (
+        linear_systems.summed(terms, [1.0] * len(terms)) if terms else None for terms in out
+    )
+    if real is None:  # a factor i does not matter
+        assert imag is not None
+        return Mode(imag, None)
+    return Mode(real, imag)
+
+
+def _larger(mode: Mode) -> Mode:
+    """Returns the larger of the real and imaginary parts of a mode with a real eigenvalue."""
+    if mode.imag is None or overlaps.norm(mode.real) >= overlaps.norm(mode.imag):
+        return Mode(mode.real, None)
+    return Mode(mode.imag, None)

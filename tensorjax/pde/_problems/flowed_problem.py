@@ -8,11 +8,10 @@ import numpy as np
 from tensorjax._cores import products, rounding
 from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._discretization import variable_coefficients as multipliers
-from tensorjax.pde._function_trains.smooth_functions import smooth
+from tensorjax.pde._function_trains.cross_approximation import smooth
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.flow_map import FlowMap
-from tensorjax.pde._problems.affine_drift import check_unbounded
-from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.problem import Problem, RightSide, check_unbounded
 
 # Number of times for which cross-approximated coefficients are cached: those of a step.
 _KEPT = 4
@@ -88,12 +87,7 @@ class Flowed(Problem):
 
         Linear motions are fields of degree one.
 
-        Args:
-          map: `AffineMap`, the identity.
-          t: time.
-
-        Returns:
-          `RightSide`, with one operator for each component of the drift and entry of the diffusion.
+        It has one operator for each component of the drift and entry of the diffusion.
 
         Raises:
           ValueError: another map than the identity.
@@ -118,30 +112,13 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density in flowing coordinates at points y, (m, d); None if unknown.
-
-        Args:
-          t: time.
-          x: points y, (m, d).
-
-        Returns:
-          (m,), or None where the solution u is not known.
-        """
+        """Evaluates the exact density at points y (m, d), of flowing coordinates; or None."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
     def sample(self, key: Key, t: float, count: int) -> np.ndarray:
-        """Draws points of the exact density, mapped to flowing coordinates.
-
-        Args:
-          key: `jax.random.key`, or a NumPy generator.
-          t: time.
-          count: number of points.
-
-        Returns:
-          Points y, (count, d).
-        """
+        """Draws points y, (count, d), of the exact density in flowing coordinates."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:

@@ -11,8 +11,8 @@ from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import gaussian_trains
-from tensorjax.pde._initial_states.initial_states import Function, Gaussian
+from tensorjax.pde._function_trains import gaussian_trains
+from tensorjax.pde._function_trains.initial_states import Function, Gaussian
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 
@@ -142,6 +142,11 @@ class Independent(Function):
             return super().cores(box, map, tol)
         pairs = zip(self.parts, box.points, strict=True)
         return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
+
+    def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, mean and covariance of a product of one-dimensional densities."""
+        mean, variance = np.transpose([p.moments for p in self.parts])
+        return 1.0, mean, np.diag(variance)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws random points (count, d) from a product of one-dimensional densities."""

@@ -14,13 +14,11 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
-from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains import concentrated_functions as skeleton
-from tensorjax.pde._function_trains.concentrated_functions import Draw
-from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
-from tensorjax.pde._initial_states import gaussian_trains as _hermite
+from tensorjax.pde._discretization.grid import Box, ends
+from tensorjax.pde._function_trains import gaussian_trains as _hermite
+from tensorjax.pde._function_trains.cross_approximation import Draw, Points, crossed, drawn, powers
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.linear_sde import Flow
+from tensorjax.pde._maps.characteristics import Flow
 
 # Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3
@@ -134,30 +132,14 @@ class Gaussian(_Start):
         return float(sign * np.exp(-log / 2))
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian initial state at physical points (m, d).
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates the Gaussian initial state at physical points (m, d)."""
         z = np.linalg.solve(
             np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
         )
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x)."""
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
@@ -278,28 +260,12 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian mixture at physical points (m, d).
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates the Gaussian mixture at physical points (m, d)."""
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x)."""
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
@@ -374,48 +340,32 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates an initial state that is given as a function of points.
-
-        Args:
-          x: (m, d).
-
-        Returns:
-          (m,).
-        """
+        """Evaluates an initial state that is given as a function of points."""
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates an initial state, given as a function, by TT-cores on a grid y = map(x).
-
-        Args:
-          box: of the coordinates y.
-          map: `AffineMap` y = Γ x + s.
-          tol: relative error in the norm of the values on the grid.
-
-        Returns:
-          d arrays (r_{k−1}, n_k, r_k).
-        """
+        """Approximates an initial state, given as a function, by TT-cores on a grid y = map(x)."""
 
         def values(y: np.ndarray) -> np.ndarray:
             return self.values(map.inverse(y))
 
         if self.near is None:
-            return crossed("start", values, box, tol, self.seed)
-        return drawn("start", values, box, tol, _near(self.near, map, box, tol), self.seed)
+            return crossed("start", values, box.points, tol, self.seed)
+        return drawn("start", values, box.points, tol, _near(self.near, map, box, tol), self.seed)
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
     """Returns a sampler of grid points near a Gaussian or mixture, to fit an initial state."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
-    kinds = skeleton.powers(tol, box.dim)
+    kinds = powers(tol, box.dim)
     spread = [
         Mixture(masses, [Gaussian(g.mean, g.covariance / (2 * p)) for g in given.gaussians])
         for p in kinds
     ]
-    low, high = (np.asarray([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
+    low, high = ends(box)
 
-    def draw(rng: np.random.Generator, count: int) -> skeleton.Points:
+    def draw(rng: np.random.Generator, count: int) -> Points:
         share = -(-count // len(kinds))
         y = map.forward(np.concatenate([m.sample(rng, share) for m in spread]))
         inside = ((y >= low) & (y <= high)).all(1)
@@ -423,7 +373,7 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
         index = np.stack([np.abs(p[None] - c[:, None]).argmin(1) for p, c in pairs], 1)
         at = np.stack([p[i] for p, i in zip(box.points, index.T, strict=True)], 1)
         density = np.sum([m.values(map.inverse(at)) for m in spread], axis=0)
-        return skeleton.Points(index, density, np.repeat(kinds, share)[inside])
+        return Points(index, density, np.repeat(kinds, share)[inside])
 
     return draw
 

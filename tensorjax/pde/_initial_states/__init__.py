@@ -1,1 +1,0 @@
-"""Initial states as trains: Gaussians in closed form, functions from their values."""

@@ -1,1 +1,0 @@
-"""Problems in nonlinear coordinates, such as those of flow maps."""
