@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments._malloc import return_memory
+from experiments._process_settings import return_memory
 from experiments.bench._solving import found
 from experiments.bench.device.rows import Budget, Emit, LeftOut, reason, run_case
 
