@@ -10,7 +10,7 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments._compiling import hasten
+from experiments._process_settings import hasten
 from experiments._registry import Experiment, UnknownExperimentError, discover, find, load
 
 try:

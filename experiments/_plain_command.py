@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from experiments._console import PlainConsole
 from experiments._registry import UnknownExperimentError, find, load
-from experiments._results import record
+from experiments._results import PlainConsole, record
 
 USAGE_ERROR = 2
 

@@ -369,12 +369,12 @@ def key(value: Any, name: str = "key") -> Any:
     return value
 
 
-def seed(value: Any, name: str = "key") -> Any:
+def seed(value: Any) -> Any:
     """Checks a key argument that has to be concrete; returns a seed for NumPy, 0 for None."""
     if value is None:
         return 0
-    if is_traced(key(value, name)):
-        raise TypeError(f"{name}: expected a concrete jax.random.key(seed), got a traced one")
+    if is_traced(key(value, "key")):
+        raise TypeError("key: expected a concrete jax.random.key(seed), got a traced one")
     return np.asarray(jax.random.key_data(value)).ravel()
 
 

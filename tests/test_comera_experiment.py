@@ -26,20 +26,10 @@ from rich.console import Console
 
 from experiments import Run
 from experiments.__main__ import main
-from experiments.comera import (
-    checkpoint,
-    methods,
-    pruning,
-    report,
-    settings,
-    sizes,
-    speed,
-    tasks,
-    training,
-)
+from experiments.comera import checkpoint, methods, pruning, report, sizes, speed, tasks, training
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
-from experiments.comera.config import Config
+from experiments.comera.config import SETTINGS, Config
 from experiments.comera.data._types import Tabular, TabularTask
 from experiments.comera.methods import Options
 from experiments.comera.store import Store
@@ -304,7 +294,7 @@ def test_sizes_are_weighed_in_units_of_the_cores_at_the_start(task: tasks.Task) 
 
 
 def test_stages_and_evaluations_are_those_of_the_task_unless_told() -> None:
-    setting = settings.SETTINGS["code", "default"]
+    setting = SETTINGS["code", "default"]
     budget = Config().budget("code")
     assert (budget.early, budget.evaluations) == (setting.options.early, setting.evaluations)
     assert budget.rates == setting.rates

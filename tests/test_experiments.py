@@ -346,7 +346,7 @@ def test_a_hurried_process_compiles_hastily_unless_told_otherwise(
 ) -> None:
     code = f"""if True:
         import os, sys
-        from experiments._compiling import compiler_options, hasten
+        from experiments._process_settings import compiler_options, hasten
         assert "jax" not in sys.modules
         hasten(unoptimised={unoptimised})
         import jax, jax.numpy as jnp
@@ -435,7 +435,7 @@ def test_names_of_files_are_checked(tmp_path: Path) -> None:
 FRESH_PAGES = """
 import resource
 import numpy as np
-from experiments._malloc import keep_memory
+from experiments._process_settings import keep_memory
 
 def faults():
     start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

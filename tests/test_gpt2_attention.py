@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
-from tensorjax.models.gpt2._attention import attend
-from tensorjax.models.gpt2._fused_attention import _plain_p
+from tensorjax.models.gpt2._attention import _plain_p, attend
 
 LAYOUTS = {"1d": (1, 4), "1d+sequence": (1, 4), "fsdp+tp": (2, 2), "2d": (2, 2), "summa": (2, 2)}
 JAXS = jax.nn.dot_product_attention

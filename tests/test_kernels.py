@@ -106,7 +106,7 @@ ELSEWHERE = {
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
     "linalg/_svd_eigh_polar.py": "results of one platform are refined",
-    "offload/_training/computation/engine.py": "whose memory the optimiser's is",
+    "offload/_training/passes/engine.py": "whose memory the optimiser's is",
 }
 
 

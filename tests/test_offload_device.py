@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage import device_to_host
+from tensorjax.offload._training.storage import arrays
 from tensorjax.offload._training.storage.storage import HostStorage
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 
@@ -84,7 +84,7 @@ def test_layers_compute_on_the_device_and_the_optimizer_on_the_host(
         store.close()
     assert engine.seen == {device}
     kept = [x for x in jax.tree.leaves((held, storages)) if isinstance(x, jax.Array)]
-    assert {d for x in kept for d in x.devices()} <= {device_to_host.cpu()}
+    assert {d for x in kept for d in x.devices()} <= {arrays.cpu()}
     jax.config.update("jax_default_device", None)  # the fixture does it again
     activations = engine.activations
     expected = cases.train(3, engine=offload.Engine(activations=activations), **options)
@@ -116,24 +116,24 @@ def test_first_states_are_made_on_the_host(device: Any) -> None:
     optimizer = HostOptimizer(optax.adam(1e-3))
     params = {"w": np.ones((3, 4), np.float32)}
     state = optimizer.init(params)
-    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {device_to_host.cpu()}
+    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {arrays.cpu()}
     on_device = jax.tree.map(jnp.asarray, params)
     assert jax.tree.leaves(on_device)[0].devices() == {device}
     state = optimizer.init(on_device)
-    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {device_to_host.cpu()}
+    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {arrays.cpu()}
 
 
 def test_what_comes_from_the_device_is_not_copied(device: Any) -> None:
     """XLA does not write to memory that is somebody else's, but to what is owned."""
     x = jnp.arange(1 << 16, dtype=jnp.float32)
-    begun = device_to_host.begin([x])
-    (found,) = device_to_host.to_host(begun)
-    assert found.devices() == {device_to_host.cpu()}
-    assert device_to_host.lends(device)
-    assert not device_to_host.lends(device_to_host.cpu())
+    begun = arrays.begin([x])
+    (found,) = arrays.to_host(begun)
+    assert found.devices() == {arrays.cpu()}
+    assert arrays.lends(device)
+    assert not arrays.lends(arrays.cpu())
     assert found.unsafe_buffer_pointer() == begun[0].unsafe_buffer_pointer()
-    owned = device_to_host.owned(x)
-    assert owned.devices() == {device_to_host.cpu()}
+    owned = arrays.owned(x)
+    assert owned.devices() == {arrays.cpu()}
     pointer = owned.unsafe_buffer_pointer()
     doubled = jax.jit(lambda a: 2 * a, donate_argnums=0)(owned)
     assert doubled.unsafe_buffer_pointer() == pointer
@@ -143,8 +143,8 @@ def test_what_comes_from_the_device_is_not_copied(device: Any) -> None:
 def test_an_owned_array_shares_no_memory(device: Any) -> None:
     for make in (np.array, jnp.array):
         given = make(np.arange(64.0, dtype=np.float32))
-        found = device_to_host.owned(given)
-        assert found.devices() == {device_to_host.cpu()}
+        found = arrays.owned(given)
+        assert found.devices() == {arrays.cpu()}
         if isinstance(given, np.ndarray):
             given[:] = -1
         assert np.array_equal(np.asarray(found), np.arange(64.0))
@@ -176,13 +176,13 @@ def test_no_bit_changes_on_the_way_to_the_host(device: Any, dtype: str) -> None:
     bits[:64] = np.arange(64) % 2  # tiny numbers
     given = bits.view(jnp.dtype(dtype)) if dtype != "bool" else bits > 99
     there = jax.device_put(given, device)
-    (found,) = device_to_host.to_host([there])
+    (found,) = arrays.to_host([there])
     assert np.asarray(found).tobytes() == given.tobytes()
-    assert np.asarray(device_to_host.owned(there)).tobytes() == given.tobytes()
+    assert np.asarray(arrays.owned(there)).tobytes() == given.tobytes()
 
 
 def test_a_batch_may_lie_on_the_host(device: Any) -> None:
-    given = jax.device_put(cases.batch(0), device_to_host.cpu())
+    given = jax.device_put(cases.batch(0), arrays.cpu())
     with offload.Trainer(cases.layers(), cases.params(), optax.sgd(0.1)) as trainer:
         assert trainer.step(given).loss > 0
 

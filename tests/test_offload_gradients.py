@@ -12,10 +12,10 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import Engine
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.passes.gradient_transfers import Gradients
-from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 A, B = (offload.Layer(name=n, apply=lambda *_: None, uses=("tied", n)) for n in "ab")
 

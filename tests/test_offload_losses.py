@@ -12,7 +12,7 @@ from flax import nnx
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._training.computation.layer_programs import LayerPrograms
+from tensorjax.offload._training.passes.layers import LayerPrograms
 
 
 def hidden(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import Group, Handed, Spare
 from tensorjax.offload._training.storage.storage import HostStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group, Handed, Spare
 from tests import offload_cases as cases
 
 DEPTH = 24

@@ -15,8 +15,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload._planning import machine_speed, placement_costs, placement_search
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import make_groups
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import make_groups
 from tests import offload_cases as cases
 
 MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)

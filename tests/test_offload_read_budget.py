@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import HostStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group
 from tensorjax.offload._training.updates.read_budget import ReadBudget
 
 UNIT = 1 << 18  # bytes of the parameters of a block; its state is twice that, a table four times

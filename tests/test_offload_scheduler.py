@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import Held, HostStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
-from tensorjax.offload._training.updates.jobs import Fetched, Ready
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group
 from tensorjax.offload._training.updates.read_budget import ReadBudget
-from tensorjax.offload._training.updates.scheduler import UpdateScheduler
+from tensorjax.offload._training.updates.scheduler import Fetched, Ready, UpdateScheduler
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 

@@ -14,7 +14,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax.offload import _processes
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training import commits
-from tensorjax.offload._training.process_shards import Part, Shards
+from tensorjax.offload._training.storage.process_shards import Part, Shards
 
 
 class Device:

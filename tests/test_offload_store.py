@@ -245,7 +245,7 @@ def test_a_write_under_way_does_not_hold_the_array(folder: Path) -> None:
 def gated() -> tuple[Any, list[int]]:
     """A backend of one worker that waits for a gate before each transfer, and the offsets."""
     from tensorjax.offload._store.backends import ThreadBackend
-    from tensorjax.offload._store.disk.files import MemoryFile
+    from tensorjax.offload._store.backends.files import MemoryFile
 
     order: list[int] = []
 

@@ -15,14 +15,14 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._training.optimizer import labelled_transformations
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import Group, begin, make_groups, specs
-from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.storage.storage import HostStorage, Reading, StoreStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates import labelled_transformations
 from tensorjax.offload._training.updates import updater as _updates
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group, begin, make_groups, specs
 from tensorjax.offload._training.updates.updater import Updater
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -199,3 +199,27 @@ def _timed(lane: Lane) -> tuple[float, Any]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Options of a benchmark whose competitors are timed by turns."""
+
+    repeats: int = 9
+    """Turns of every competitor; long calls get fewer."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+
+
+@dataclass(frozen=True)
+class Sized(Repeated):
+    """Options of a benchmark with small sizes for a trial."""
+
+    small: bool = False
+    """Use sizes that take seconds: for trying out, the times mean nothing."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        return cls(repeats=1, small=True)

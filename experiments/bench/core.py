@@ -21,12 +21,12 @@ import jax
 import numpy as np
 
 from experiments import Run
-from experiments._malloc import keep_memory
+from experiments._process_settings import keep_memory
 from experiments.bench import _shapes, _timing, _verdicts
 from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
 from experiments.bench._library import Library, Unsupported
-from experiments.bench._options import Sized
 from experiments.bench._peers import load
+from experiments.bench._timing import Sized
 from experiments.bench._verdicts import Result, Target
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ import optax
 from flax import nnx
 
 from experiments import Run
-from experiments._malloc import keep_memory
 from experiments._peak import measured_peak
+from experiments._process_settings import keep_memory
 from experiments.bench import _decoders, _timing
-from experiments.bench._options import Sized
 from experiments.bench._solving import found
+from experiments.bench._timing import Sized
 from experiments.bench._torch_decoder import TorchTraining
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 

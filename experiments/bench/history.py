@@ -23,7 +23,7 @@ import numpy as np
 from experiments import Run, _provenance
 from experiments.bench import _timing
 from experiments.bench._history_rows import rows, yardstick
-from experiments.bench._options import Repeated
+from experiments.bench._timing import Repeated
 from experiments.bench.core import double_precision
 
 if TYPE_CHECKING:

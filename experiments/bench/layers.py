@@ -16,9 +16,9 @@ import jax
 
 from experiments import Run
 from experiments.bench import _adaptation, _encoders, _linears, _lookups
-from experiments.bench._options import Sized
 from experiments.bench._outcomes import spread
 from experiments.bench._solving import Problem, by_turns
+from experiments.bench._timing import Sized
 
 Group = Literal["linear", "embedding", "encoder", "embedding-step", "adaptation"]
 GROUPS: dict[str, Callable[[bool], list[Problem]]] = {

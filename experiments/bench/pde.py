@@ -20,10 +20,10 @@ import numpy as np
 
 from experiments import Run
 from experiments.bench import _stepping
-from experiments.bench._options import Sized
 from experiments.bench._outcomes import spread
 from experiments.bench._solving import Way, by_turns, found
 from experiments.bench._stepping import Task
+from experiments.bench._timing import Sized
 from experiments.bench.core import double_precision
 from experiments.pde import cases, solve
 from tensorjax import pde

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from experiments import Run
 from experiments.bench import _problems, _solving
-from experiments.bench._options import Sized
 from experiments.bench._outcomes import spread
 from experiments.bench._solving import Problem
+from experiments.bench._timing import Sized
 from experiments.bench.core import double_precision
 
 Group = Literal["products", "cross", "systems", "chains", "completion"]

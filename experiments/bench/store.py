@@ -28,8 +28,8 @@ import numpy as np
 from experiments import Run
 from experiments.bench import _disks
 from experiments.bench._disks import MIB
-from experiments.bench._options import Repeated
 from experiments.bench._outcomes import spread
+from experiments.bench._timing import Repeated
 from tensorjax.offload import TensorStore, backends
 
 Group = Literal["blocks", "compute"]

@@ -17,10 +17,9 @@ from experiments import Run
 from experiments.comera import figure, planted, report, sizes, speed
 from experiments.comera.board import Board
 from experiments.comera.compare import Comparison, trainings
-from experiments.comera.config import Config
-from experiments.comera.loading import load
+from experiments.comera.config import NAMES as TASKS
+from experiments.comera.config import Config, load
 from experiments.comera.methods import NAMES, Options
-from experiments.comera.settings import NAMES as TASKS
 from experiments.comera.store import Store
 from experiments.comera.tasks import Task
 

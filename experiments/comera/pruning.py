@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._compiling import compiler_options
+from experiments._process_settings import compiler_options
 from experiments.comera.training import Programs, State
 from tensorjax import optim
 

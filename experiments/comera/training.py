@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._compiling import compiler_options
+from experiments._process_settings import compiler_options
 from experiments.comera import checkpoint
 from experiments.comera.tasks import Arrays, Task
 from tensorjax import optim

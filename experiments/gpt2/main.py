@@ -22,8 +22,8 @@ import numpy as np
 from flax import nnx
 
 from experiments import Run
-from experiments._malloc import keep_memory
 from experiments._peak import measured_peak
+from experiments._process_settings import keep_memory
 from experiments._results import plain
 from experiments._texts.types import Corpus
 from experiments.gpt2 import bigram, data, devices, export, figure, training

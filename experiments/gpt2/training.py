@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments._compiling import compiler_options
+from experiments._process_settings import compiler_options
 from experiments.gpt2.checkpoints import Checkpoints
 from experiments.gpt2.progress import Clock, Leg, Record, check_finite
 from tensorjax import parallel

@@ -28,7 +28,7 @@ import optax
 from jax.sharding import SingleDeviceSharding
 
 from experiments import Run
-from experiments._malloc import return_memory
+from experiments._process_settings import return_memory
 from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.main import SIZES
 from experiments.offload.memory import peak, resident

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import Run
-from experiments._malloc import return_memory
+from experiments._process_settings import return_memory
 from experiments.offload import bound, figure
 from experiments.offload.memory import available
 from experiments.offload.variants import (

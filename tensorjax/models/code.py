@@ -10,9 +10,8 @@ from flax import nnx
 
 from tensorjax import _ids, nn
 from tensorjax._typing import DTypeLike
-from tensorjax.models._id_checks import check_ids
-from tensorjax.models._initial_layers import fresh_linear
-from tensorjax.models._loss import cross_entropy
+from tensorjax.models._checks import check_ids
+from tensorjax.models._layers import cross_entropy, fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]

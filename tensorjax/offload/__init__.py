@@ -66,25 +66,25 @@ from tensorjax.offload._errors import (
     LockedError,
     MismatchError,
     StoreError,
+    StoreWarning,
 )
-from tensorjax.offload._notices import StoreWarning
 from tensorjax.offload._planning.machine_speed import Machine, layer_seconds, measure
 from tensorjax.offload._planning.memory_plan import Plan, plan
+from tensorjax.offload._planning.placement_costs import Times
 from tensorjax.offload._planning.placement_search import Choice
-from tensorjax.offload._planning.step_time_bound import Times
 from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.backends import available as backends
 from tensorjax.offload._store.disk.extents import capacity
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics, Traffic
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.export import to_orbax, to_safetensors
-from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.options import Overflow, Schedule
-from tensorjax.offload._training.parameter_groups import tensors
+from tensorjax.offload._training.passes.engine import Engine
+from tensorjax.offload._training.passes.layers import Activations, Layer
 from tensorjax.offload._training.trace import Span, Trace
 from tensorjax.offload._training.trainer import Step, Trainer
+from tensorjax.offload._training.updates.parameter_groups import tensors
 
 __all__ = [
     "Activations",

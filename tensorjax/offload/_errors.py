@@ -1,8 +1,15 @@
-"""Exceptions of the tensor store, one class per kind of failure, and names in their messages."""
+"""Exceptions and warnings of the tensor store, and the names and notices in their messages."""
 
 import errno
+import functools
+import logging
+import threading
+import warnings
 from collections.abc import Iterable, Sequence
 
+_LOG = logging.getLogger("tensorjax.offload")
+
+_LISTED = 5  # names in a message
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
 
@@ -98,7 +105,42 @@ class MismatchError(StoreError, ValueError):
     """
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
+def listed(names: Sequence[str]) -> str:
     """Formats the first few tensor names for an error message, with the count of the others."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(repr(name) for name in names[:_LISTED])
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+class StoreWarning(UserWarning):
+    """Warning that a tensor store works, but slower or less safely than it could.
+
+    Example:
+        >>> import tempfile, warnings
+        >>> from tensorjax import offload
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", offload.StoreWarning)
+        ...     offload.TensorStore(tempfile.mkdtemp(), capacity=8192, backend="buffered").close()
+        >>> [str(w.message) for w in caught if w.category is offload.StoreWarning]
+        ['the page cache is used: speeds are not those of the disk']
+    """
+
+
+class Notices(list[str]):
+    """List of a tensor store's notices to the user, each also issued as a warning or log entry."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+        if threading.current_thread() is threading.main_thread():
+            warnings.warn(message, StoreWarning, stacklevel=4)
+        else:  # warnings that are errors would end a thread of the store
+            _LOG.warning(message)
+
+    def once(self, message: str) -> None:
+        """Logs a warning of the store once per process, and keeps it for `statistics`."""
+        self.append(message)
+        _logged(message)
+
+
+@functools.cache
+def _logged(message: str) -> None:
+    _LOG.warning(message)

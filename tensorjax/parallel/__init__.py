@@ -28,13 +28,19 @@ from tensorjax import _extras
 
 with _extras.needed_by(__name__):
     from tensorjax.parallel._alpha_beta_model import Machine
-    from tensorjax.parallel._hlo_traffic import Traffic, traffic
+    from tensorjax.parallel._compiled_programs import Memory, Traffic, memory, traffic
     from tensorjax.parallel._layout import Layout
     from tensorjax.parallel._layout_planner import Candidate, Plan, plan
-    from tensorjax.parallel._mesh import mesh
-    from tensorjax.parallel._named_layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
+    from tensorjax.parallel._named_layouts import (
+        NAMES,
+        FsdpTp,
+        Megatron,
+        Single,
+        Summa,
+        layout,
+        mesh,
+    )
     from tensorjax.parallel._parameter_shardings import shard, shardings, state_shardings
-    from tensorjax.parallel._program_memory import Memory, memory
     from tensorjax.parallel._summa import summa
 
 __all__ = [

@@ -219,7 +219,7 @@ def flops(sizes: Sizes, remat: Remat) -> float:
     return (sizes.layers * (3 * (linear + attention) + again) + 3 * ends) / c
 
 
-def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
+def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int) -> tuple[float, float]:
     """Estimates by formula a device's temporary memory in a sharded GPT-2 step, in elements.
 
     What all blocks keep for the backward pass, and the largest one of what is worked on: attention,

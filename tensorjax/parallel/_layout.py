@@ -352,7 +352,7 @@ class Layout(Placing):
                 f"vocabulary: expected at most the {rows} words that there are, got {vocabulary}"
             )
 
-    def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
+    def _stored(self, w: jax.Array, dim: int, dtype: Any) -> jax.Array:
         """Gathers a layout's weight over mesh axes that shard it in storage, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is

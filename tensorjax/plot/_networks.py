@@ -79,12 +79,12 @@ class _Drawing:
     def __init__(self, ax: Axes, labelled: bool):
         self._ax, self._labelled = ax, labelled
 
-    def line(self, a: _Point, b: _Point, size: int, *, at: float = 0.5, up: float = 0.12) -> None:
+    def line(self, a: _Point, b: _Point, size: int, *, at: float = 0.5) -> None:
         """Draws an index as a line from a to b, its size beside it, ``at`` a share of the way."""
         (x, y), (z, w) = a, b
         self._ax.plot((x, z), (y, w), color=INK, lw=0.6 + 0.5 * math.log2(max(size, 1)), zorder=1)
         if self._labelled:
-            where = x + at * (z - x) + (0.1 if x == z else 0.0), y + at * (w - y) + up * (x != z)
+            where = x + at * (z - x) + (0.1 if x == z else 0.0), y + at * (w - y) + 0.12 * (x != z)
             side = "left" if x == z else "center"
             self._ax.text(*where, str(size), ha=side, va="center", fontsize=7, color=INK)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments._malloc import return_memory
+from experiments._process_settings import return_memory
 from experiments.bench._solving import found
 from experiments.bench.device.rows import Budget, Emit, LeftOut, reason, run_case
 
@@ -37,13 +37,16 @@ class Model:
     warm: int = 2
 
 
-XL = Model("xl", "float32", "adamw", 8, 3)
-SEVEN = Model("7b", "bfloat16", "lion", 4, 12, steps=2, warm=1)
+MODELS = {  # of the parts
+    "offload-xl": Model("xl", "float32", "adamw", 8, 3),
+    "offload-7b": Model("7b", "bfloat16", "lion", 4, 12, steps=2, warm=1),
+}
 SMALL = Model("tiny", "float32", "adamw", 1, 2, length=16, steps=1, warm=1)
 
 
-def trained(model: Model, budget: Budget, emit: Emit) -> None:
-    """Trains a model with a third, then all, of it on disk; emits the rows."""
+def run(budget: Budget, emit: Emit) -> None:
+    """Trains the model of a part with a third of it on disk, then with all; emits the rows."""
+    model = MODELS[emit.part]
     if found("xxhash") is None:
         emit.left_out(model.size, "'xxhash' is not installed, which the store needs")
         return

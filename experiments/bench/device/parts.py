@@ -62,7 +62,7 @@ PARTS = (
         "Tensor trains, float64: ours on the device and on the host, torchTT on the device",
     ),
     Part(
-        "offload-xl", f"{_PACKAGE}.offload_xl", 75.0,
+        "offload-xl", f"{_PACKAGE}.offload", 75.0,
         "GPT-2 XL, float32, AdamW, 24 × 1024 tokens, with parameters and states on disk",
         least=45.0,
     ),
@@ -75,7 +75,7 @@ PARTS = (
         "Fokker–Planck equations at fixed ranks, compiled as one loop: device beside CPU",
     ),
     Part(
-        "offload-7b", f"{_PACKAGE}.offload_7b", 20.0,
+        "offload-7b", f"{_PACKAGE}.offload", 20.0,
         "7 billion parameters, bfloat16, Lion, 48 × 1024 tokens, with parameters on disk",
         least=100.0,
     ),

@@ -1,13 +1,20 @@
-"""Lines of data files from users, plain or gzipped, numbered for error messages."""
+"""Files of data: checks, progress of their lines, and a cache of what is prepared from them."""
 
+import functools
 import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments._texts import cache
+from experiments._texts.cache import stamp
 from experiments._texts.types import Progress
 
+__all__ = ["cached", "existing", "lines", "stamp"]
+
 EVERY = 100_000  # lines between two reports
+# Prepared data depend on the sources in this folder too.
+cached = functools.partial(cache.cached, programs=sorted(Path(__file__).parent.glob("*.py")))
 
 
 def existing(path: Path, wanted: str, advice: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments._texts import library
 from experiments._texts.types import Corpus, Progress
-from experiments.comera.data import _cache, _corpus
+from experiments.comera.data import _corpus, _files
 
 
 def load(
@@ -58,4 +58,4 @@ def load(
             texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
         )
 
-    return _cache.cached(cache, "code", Corpus, options, build)
+    return _files.cached(cache, "code", Corpus, options, build)

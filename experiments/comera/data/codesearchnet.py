@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments._texts import bpe
 from experiments._texts.types import Corpus, Progress
-from experiments.comera.data import _cache, _corpus, _files
+from experiments.comera.data import _corpus, _files
 
 CODE = ("code", "original_string")
 PART = ("partition", "split")
@@ -46,7 +46,7 @@ def load(
         "length": length,
         "tokenizers": bpe.release(),
         "limit": limit,
-        "files": _cache.stamp(paths),
+        "files": _files.stamp(paths),
     }
 
     def build() -> Corpus:
@@ -65,7 +65,7 @@ def load(
             texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
         )
 
-    return _cache.cached(cache, "codesearchnet", Corpus, options, build)
+    return _files.cached(cache, "codesearchnet", Corpus, options, build)
 
 
 def files(path: Path) -> list[Path]:

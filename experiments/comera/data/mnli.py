@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments._texts import bpe
 from experiments._texts.types import Progress
-from experiments.comera.data import _cache, _files, _rows
+from experiments.comera.data import _corpus, _files
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -72,13 +72,13 @@ def load(
         "held_out": held_out,
         "limit": limit,
         "seed": seed,
-        "files": _cache.stamp(paths.values()),
+        "files": _files.stamp(paths.values()),
     }
 
     def build() -> PairTask:
         return _prepare(paths, vocabulary, length, held_out, limit, seed, progress)
 
-    return _cache.cached(cache, "mnli", PairTask, options, build)
+    return _files.cached(cache, "mnli", PairTask, options, build)
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -117,7 +117,7 @@ def _prepare(
     for name, part in parts.items():
         a, b = (bpe.encode(tokenizer, [row[k] for row in part], progress) for k in (0, 1))
         labels = np.array([CLASSES.index(row[2]) for row in part], np.int32)
-        splits[name] = Pairs(*_rows.frame(a, b, length), labels)
+        splits[name] = Pairs(*_corpus.frame(a, b, length), labels)
     facts = {
         "data": "MNLI",
         "pairs": {name: len(part) for name, part in parts.items()},

@@ -26,7 +26,7 @@ import numpy as np
 
 from experiments._texts import bpe, library
 from experiments._texts.types import Progress
-from experiments.comera.data import _cache, _rows
+from experiments.comera.data import _corpus, _files
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("next", "previous", "other")
@@ -89,7 +89,7 @@ def load(
         halves = functions(found, progress)
         return _task(halves, vocabulary, length, held_out, seed, progress)
 
-    return _cache.cached(cache, "pairs", PairTask, options, build)
+    return _files.cached(cache, "pairs", PairTask, options, build)
 
 
 def _task(
@@ -212,7 +212,7 @@ def arrange(
     a = [firsts[i] for i in have.tolist()]
     b = [seconds[i] for i in have.tolist()]
     other = [seconds[i] for i in partner[have].tolist()]
-    tokens, segments = _rows.frame([*a, *b, *a], [*b, *a, *other], length)
+    tokens, segments = _corpus.frame([*a, *b, *a], [*b, *a, *other], length)
     labels = np.repeat(np.arange(len(CLASSES), dtype=np.int32), len(have))
     order = rng.permutation(len(labels))
     return Pairs(tokens[order], segments[order], labels[order])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import linalg, nn
-from tensorjax.models._initial_layers import with_linear_spread
+from tensorjax.models._layers import with_linear_spread
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout
 

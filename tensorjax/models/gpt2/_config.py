@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
-from tensorjax.models._config_checks import check_heads_and_dropout, check_sizes
+from tensorjax.models._checks import check_heads_and_dropout, check_sizes
 
 Remat = Literal["none", "dots", "full"]
 

@@ -12,10 +12,9 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn
 from tensorjax._typing import DTypeLike
-from tensorjax.models._config_checks import check_spec
-from tensorjax.models._id_checks import check_ids
-from tensorjax.models._id_checks import check_length as _check_length
-from tensorjax.models._loss import checked_weights
+from tensorjax.models._checks import check_ids, check_spec
+from tensorjax.models._checks import check_length as _check_length
+from tensorjax.models._layers import checked_weights
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, dropped
 from tensorjax.models.gpt2._config import GPT2Config

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensorjax import nn, offload
 from tensorjax._ids import IGNORED
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.models._config_checks import check_spec
+from tensorjax.models._checks import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block, dropped
 from tensorjax.models.gpt2._config import GPT2Config

@@ -19,10 +19,10 @@ from tensorjax import _check
 from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.layers import Layer, check_layers
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage.device_to_host import owned
+from tensorjax.offload._training.passes.engine import Engine
+from tensorjax.offload._training.passes.layers import Layer, check_layers
+from tensorjax.offload._training.storage.arrays import owned
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 MIB = 1 << 20
 

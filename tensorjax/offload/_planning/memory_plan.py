@@ -15,14 +15,14 @@ from tensorjax.offload._planning.machine_speed import Machine, layer_seconds
 from tensorjax.offload._planning.placement_costs import Work, largest, shared_groups
 from tensorjax.offload._planning.placement_search import Choice, choose
 from tensorjax.offload._store.disk.extents import capacity
+from tensorjax.offload._store.statistics import size, time
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
-from tensorjax.offload._training import parameter_groups
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.layers import Activations, Layer, check_layers
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.parameter_groups import Group
-from tensorjax.offload._units import size, time
+from tensorjax.offload._training.passes.engine import Engine
+from tensorjax.offload._training.passes.layers import Activations, Layer, check_layers
+from tensorjax.offload._training.updates import parameter_groups
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group
 
 Row = tuple[str, int, int, str, str]
 
@@ -273,12 +273,10 @@ def plan(
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)
     kinds, clips = _kinds(activations), clip is not None and clip is not False
-    if clips and clip is not True:
-        clip = _options.checked_clip(clip)
+    norm = None if isinstance(clip, bool) else _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
-    lent = Engine().lends
     groups = parameter_groups.make_groups(
-        parameter_groups.shapes(params), host, store=None, in_memory=(), lent=lent
+        parameter_groups.shapes(params), host, store=None, in_memory=(), lent=Engine().lends
     )
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
@@ -288,17 +286,59 @@ def plan(
     forward, backward = (
         microbatches * sum(seconds[layer.name][n] for layer in layers) for n in (0, 1)
     )
-    sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
-    on_device = 2 * largest(layers, sums)
-    if lent:  # it adds up by itself
-        on_device += sum(g.sums for g in shared_groups(layers, groups))
     whole = Work(
         activations="recompute", layers=layers, groups=groups, machine=machine, forward=forward,
-        backward=backward, on_device=on_device, on_host=0, clip=clips,
+        backward=backward, on_device=_summing_bytes(layers, groups, microbatches), on_host=0,
+        clip=clips,
     )  # fmt: skip
     sizes = [microbatches * n for n in activation_bytes(layers, groups, batch, key)]
     works = [_work(whole, kind, *sizes) for kind in kinds]
-    aside = _aside(staging, groups)
+    found, chosen, aside = _fastest(works, device_bytes, host_bytes, _aside(staging, groups))
+    spills = chosen.gradient_bytes is not None and chosen.gradient_overflow == "store"
+    return Plan(
+        chosen=chosen,
+        choices=found,
+        rows=_rows(groups, chosen),
+        microbatches=microbatches,
+        compute_dtype=compute_dtype,
+        clip=norm,
+        staging=aside,
+        capacity=capacity(parameter_groups.specs(groups.values(), gradients=spills)),
+    )
+
+
+def _summing_bytes(layers: Sequence[Layer], groups: dict[str, Group], microbatches: int) -> int:
+    """Computes the device bytes of gradients that a memory plan sets aside: those of two layers.
+
+    An accelerator also holds sums over the layers that share a group, which it adds up by itself.
+    """
+    sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
+    shared = (g.sums for g in shared_groups(layers, groups) if g.lent)
+    return 2 * largest(layers, sums) + sum(shared)
+
+
+def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
+    """Returns the bytes of host memory reserved for staging transfers to disk, or None."""
+    if staging == "auto":
+        return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
+    return None if staging is None else _check.integer("staging", staging, low=1)
+
+
+def _fastest(
+    works: Sequence[Work], device_bytes: int, host_bytes: int, aside: int | None
+) -> tuple[tuple[Choice, ...], Choice, int | None]:
+    """Finds the fastest split of parameters between RAM and disk for a memory plan.
+
+    Args:
+      works: one for each activation strategy.
+      aside: bytes of staging memory, taken from ``host_bytes`` where something has to be on disk.
+
+    Returns:
+      The split of each strategy, the fastest of them, and the bytes that were set aside.
+
+    Raises:
+      ValueError: none fits.
+    """
     found, chosen = _best(works, device_bytes, host_bytes)
     if aside and (chosen is None or chosen.needs_store):
         found, chosen = _best(works, device_bytes, max(0, host_bytes - aside))
@@ -310,31 +350,14 @@ def plan(
             f"device_bytes, host_bytes: no way fits{said}; "
             + "; ".join(f"{choice.activations}: {choice.refusal}" for choice in found)
         )
-    spills = chosen.gradient_bytes is not None and chosen.gradient_overflow == "store"
-    return Plan(
-        chosen=chosen,
-        choices=tuple(found),
-        rows=_rows(groups, chosen),
-        microbatches=microbatches,
-        compute_dtype=compute_dtype,
-        clip=None if isinstance(clip, bool) else clip,
-        staging=aside,
-        capacity=capacity(parameter_groups.specs(groups.values(), gradients=spills)),
-    )
-
-
-def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the bytes of host memory reserved for staging transfers to disk, or None."""
-    if staging == "auto":
-        return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
-    return None if staging is None else _check.integer("staging", staging, low=1)
+    return found, chosen, aside
 
 
 def _best(
-    works: Iterable[Work], device_bytes: int, host_bytes: int
-) -> tuple[list[Choice], Choice | None]:
+    works: Sequence[Work], device_bytes: int, host_bytes: int
+) -> tuple[tuple[Choice, ...], Choice | None]:
     """Finds, per activation strategy, the fastest split of parameters between RAM and disk."""
-    found = [choose(work, device_bytes, host_bytes) for work in works]
+    found = tuple(choose(work, device_bytes, host_bytes) for work in works)
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from tensorjax.offload._planning.placement_costs import (
+    Times,
     Work,
     gradient_bytes,
     largest,
@@ -15,9 +16,8 @@ from tensorjax.offload._planning.placement_costs import (
     update_bytes,
     update_memory,
 )
-from tensorjax.offload._planning.step_time_bound import Times
-from tensorjax.offload._training.layers import Activations
 from tensorjax.offload._training.options import Overflow
+from tensorjax.offload._training.passes.layers import Activations
 
 _TRIES = 64  # counts of groups in memory that are tried, which bounds the time of the search
 _BOUNDS = 4  # on what an update takes from the disk, of those that there are
@@ -44,17 +44,14 @@ class Choice:
       refusal: why it is not possible; empty if it is.
 
     Example:
-      >>> import jax.numpy as jnp, optax
       >>> from tensorjax import offload
-      >>> def loss(params, x, batch, key):
-      ...     return jnp.mean((batch @ params[0]) ** 2)
-      >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
-      >>> plan = offload.plan(
-      ...     [offload.Layer(name="a", apply=loss)], {"a": jnp.ones((256, 256))}, optax.adam(1e-3),
-      ...     jnp.ones((8, 256)), machine=machine,
-      ...     device_bytes=1 << 23, host_bytes=1 << 22, seconds={"a": (1e-3, 2e-3)})
-      >>> plan.chosen.activations, plan.chosen.in_memory, plan.chosen.refusal
-      ('keep', ('a',), '')
+      >>> times = offload.Times(compute=2.0, read=1.0, write=1.0, update=1.0, first=0.1, layer=0.2)
+      >>> choice = offload.Choice(
+      ...     activations="keep", times=times, seconds=times.bound, weights=1 << 20,
+      ...     device_bytes=1 << 22, in_memory=("a",), gradient_bytes=None, gradient_overflow="wait",
+      ...     stored=0.0, needs_store=False, host_bytes=1 << 22)
+      >>> choice.seconds, choice.refusal
+      (2.1, '')
     """
 
     activations: Activations

@@ -10,11 +10,18 @@ import numpy as np
 from tensorjax.offload._errors import CapacityError, CorruptError, StoreError, listed
 from tensorjax.offload._store.disk.checksums import digest
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Run
-from tensorjax.offload._store.futures import Countdown, named
 from tensorjax.offload._store.lease import Lease, Leases, view
 from tensorjax.offload._store.tensor_states import Content, Slots, Tensor, check_there
 from tensorjax.offload._store.transfers.queue import Queue
-from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
+from tensorjax.offload._store.transfers.requests import (
+    Buffer,
+    Countdown,
+    Op,
+    ReadBatch,
+    Request,
+    named,
+    nothing,
+)
 
 # By the first byte of a slot: its content, and the tensors in it that are read.
 _Asked = dict[int, tuple[Content, Sequence[Tensor]]]

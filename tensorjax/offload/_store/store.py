@@ -10,21 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from tensorjax._typing import ArrayLike
-from tensorjax.offload._errors import CapacityError, StoreError, listed
-from tensorjax.offload._notices import Notices
+from tensorjax.offload._errors import CapacityError, Notices, StoreError, listed
 from tensorjax.offload._processes import numbered
-from tensorjax.offload._store import store_arguments
+from tensorjax.offload._store import store_base
 from tensorjax.offload._store.backends import Backend, choose
 from tensorjax.offload._store.disk import checksums as _checksums
-from tensorjax.offload._store.disk import extents, index_commits, metadata
+from tensorjax.offload._store.disk import extents, index_commits
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
-from tensorjax.offload._store.futures import item_of
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics
-from tensorjax.offload._store.store_properties import StoreContents
+from tensorjax.offload._store.store_base import StoreContents
 from tensorjax.offload._store.tensor_states import entries, failures, opened
+from tensorjax.offload._store.transfers.requests import item_of
 from tensorjax.offload._store.transport import Transport
 from tensorjax.offload._store.writer import flat
 
@@ -98,12 +97,12 @@ class TensorStore(StoreContents):
         options: Mapping[str, Any] | None = None,
     ):
         _checksums.require()
-        capacity = store_arguments.amount("capacity", capacity, 1)
-        options = store_arguments.options(options)
-        self._staging = store_arguments.amount("staging", staging, 8 * extents.ALIGN)
-        block = store_arguments.block(block)
+        capacity = store_base.amount("capacity", capacity, 1)
+        options = store_base.options(options)
+        self._staging = store_base.amount("staging", staging, 8 * extents.ALIGN)
+        block = store_base.block(block)
         self._say = Notices()
-        self._paths = _folder.Paths(store_arguments.folder(path), numbered(process))
+        self._paths = _folder.Paths(store_base.folder(path), numbered(process))
         self._backend = choose(backend, self._paths.folder, self._say, options)
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
@@ -111,7 +110,7 @@ class TensorStore(StoreContents):
         self._lock: _folder.Lock | None = None
         self._committing = 0.0
         try:
-            self._begin(metadata.plain("model", model), block, capacity)
+            self._begin(_index.plain("model", model), block, capacity)
         except BaseException:
             if self._opened:
                 self._backend.close()
@@ -166,7 +165,7 @@ class TensorStore(StoreContents):
             CapacityError: if the capacity, the disk or the staging memory is too small; with sizes.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
-        tensors = store_arguments.named("tensors", tensors)
+        tensors = store_base.named("tensors", tensors)
         specs = {name: extents.checked(name, like) for name, like in tensors.items()}
         with self._mutex:
             self._check_open()
@@ -263,8 +262,8 @@ class TensorStore(StoreContents):
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
-                for name, array in store_arguments.named("arrays", arrays).items()]  # fmt: skip
-        return self._transport.writer.write(todo, store_arguments.deadline(deadline))
+                for name, array in store_base.named("arrays", arrays).items()]  # fmt: skip
+        return self._transport.writer.write(todo, store_base.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Starts reading a tensor from a store, as it was written last, committed or not.
@@ -299,7 +298,7 @@ class TensorStore(StoreContents):
         """
         self._check_open()
         tensors = [self._tensor(name) for name in dict.fromkeys(names)]
-        return self._transport.reader.read(tensors, store_arguments.deadline(deadline))
+        return self._transport.reader.read(tensors, store_base.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Moves a store's pending reads of some tensors to an earlier deadline.
@@ -309,7 +308,7 @@ class TensorStore(StoreContents):
             deadline: The new one, in the unit of the reads; a later one changes nothing.
         """
         self._check_open()
-        tensors, due = [self._tensor(name) for name in names], store_arguments.deadline(deadline)
+        tensors, due = [self._tensor(name) for name in names], store_base.deadline(deadline)
         queue = self._transport.queue
         with queue.lock:
             for tensor in tensors:
@@ -323,7 +322,7 @@ class TensorStore(StoreContents):
             deadline: The new one, in the unit of the writes; a later one changes nothing.
         """
         self._check_open()
-        self._transport.queue.hasten_writes(store_arguments.deadline(deadline))
+        self._transport.queue.hasten_writes(store_base.deadline(deadline))
 
     def starved(self) -> bool:
         """Whether a store's reads wait for memory held by leases, with no transfer under way."""
@@ -347,8 +346,8 @@ class TensorStore(StoreContents):
             OSError: if the disk fails while it syncs; the store has to be opened again, with the
                 old state or the new one.
         """
-        meta, began = metadata.plain("meta", meta), time.perf_counter()
-        barrier = store_arguments.barrier(barrier)
+        meta, began = _index.plain("meta", meta), time.perf_counter()
+        barrier = store_base.barrier(barrier)
         with self._mutex, self._transport.writer.paused():
             self._check_open()
             index = self._index.after(entries(self._tensors), meta, joint=barrier is not None)

@@ -12,13 +12,12 @@ import numpy as np
 from tensorjax.offload._store.disk import extents as _extents
 from tensorjax.offload._store.disk.checksums import copy, gather
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Piece, Place, Transfer
-from tensorjax.offload._store.futures import Countdown, named
-from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.reader import Reader
 from tensorjax.offload._store.tensor_states import Content, Slots, Tensor, check_there
 from tensorjax.offload._store.transfers.queue import Queue
-from tensorjax.offload._store.transfers.requests import Op, Request
+from tensorjax.offload._store.transfers.requests import Countdown, Op, Request, named
 from tensorjax.offload._store.transfers.staging import aligned
+from tensorjax.offload._threads import InterruptibleCondition
 
 # By extent: the bytes to write, and the list that gets the checksums of its blocks.
 _Sources = dict[Extent, tuple[np.ndarray, list[str]]]

@@ -14,14 +14,15 @@ import numpy as np
 from tensorjax.offload._errors import CapacityError, MismatchError, StoreError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training import fingerprint, parameter_groups
-from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.parameter_groups import Group
-from tensorjax.offload._training.storage.device_to_host import owned
+from tensorjax.offload._threads import Settings
+from tensorjax.offload._training import fingerprint
+from tensorjax.offload._training.passes.layers import Layer
+from tensorjax.offload._training.storage.arrays import owned
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates import parameter_groups
+from tensorjax.offload._training.updates.parameter_groups import Group
 from tensorjax.offload._training.updates.updater import Updater
-from tensorjax.offload._training.worker_threads import Settings
 
 _LOG = logging.getLogger("tensorjax.offload")
 FORMAT = 3  # version of the metadata that is kept beside the tensors

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax.offload._errors import MismatchError, listed
-from tensorjax.offload._training import parameter_groups
-from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.parameter_groups import Group
+from tensorjax.offload._training.passes.layers import Layer
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
+from tensorjax.offload._training.updates import parameter_groups
+from tensorjax.offload._training.updates.parameter_groups import Group
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:

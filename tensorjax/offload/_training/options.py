@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from tensorjax import _check
-from tensorjax.offload._training.computation.engine import Engine
+from tensorjax.offload._training.passes.engine import Engine
 from tensorjax.offload._training.trace import Trace
 
 Schedule = Literal["overlap", "after_backward", "pipelined", "sequential", "one_step_stale"]

@@ -1,6 +1,12 @@
-"""Pipeline of a training step: parameter stream, passes, gradients, updates and their threads."""
+"""Pipeline of a training step: order of layers, parameters, passes, gradients, updates, threads."""
 
+import atexit
 import contextlib
+import functools
+import os
+import threading
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,22 +14,75 @@ import jax
 import numpy as np
 
 from tensorjax.offload._processes import Processes
-from tensorjax.offload._training.commits import Progress
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.options import Options
-from tensorjax.offload._training.parameter_groups import Group
+from tensorjax.offload._training.commits import Commits, Progress
+from tensorjax.offload._training.options import Options, Schedule
+from tensorjax.offload._training.passes.engine import Engine
 from tensorjax.offload._training.passes.gradient_transfers import Gradients
-from tensorjax.offload._training.passes.layer_order import Order
+from tensorjax.offload._training.passes.layers import Layer
 from tensorjax.offload._training.passes.passes import Passes
 from tensorjax.offload._training.passes.weight_stream import WeightStream
-from tensorjax.offload._training.process_shards import Shards
-from tensorjax.offload._training.storage.device_to_host import view
+from tensorjax.offload._training.storage.arrays import view
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.parameter_groups import Group
 from tensorjax.offload._training.updates.read_budget import Shares
 from tensorjax.offload._training.updates.updater import Updater
+
+
+class Order:
+    """Order of layer passes over all training steps, with deadlines of parameter updates.
+
+    Time is counted in positions: one for each layer of the forward pass and, but for the last one,
+    of the backward pass, on through all steps. A version of parameters is the number of updates
+    that they have had.
+
+    Args:
+      clip: whether gradients are clipped.
+
+    Attributes:
+      uses: the groups that each position of a step needs.
+      stale: whether a step computes with parameters that lack the last update.
+      gated: whether updates wait for the end of the backward pass.
+    """
+
+    def __init__(self, layers: Sequence[Layer], schedule: Schedule, *, clip: bool) -> None:
+        self.forward = [layer.uses for layer in layers]
+        self.uses = [*self.forward, *self.forward[-2::-1]]
+        self.stale = schedule == "one_step_stale"
+        self.gated = not self.stale and (clip or schedule != "overlap")
+        self._first = {g: n for n, uses in reversed(list(enumerate(self.forward))) for g in uses}
+        self._last = {g: n for n, uses in enumerate(self.uses) for g in uses}
+        backward = [g for uses in reversed(self.forward) for g in uses]
+        self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
+
+    def start(self, step: int) -> int:
+        """Returns the number of a step's first layer pass, counted over all training steps."""
+        return step * len(self.uses)
+
+    def version(self, step: int) -> int:
+        """Returns how many optimiser updates the parameters of a training step have had."""
+        return max(step - 1, 0) if self.stale else step
+
+    def deadline(self, group: str, version: int) -> float:
+        """Returns which layer pass is the first to need a group's parameters after an update."""
+        return float(self.start(self._step(version)) + self._first[group])
+
+    def due(self, group: str, version: int) -> float:
+        """Returns which layer pass is the last to use a group's parameters after an update.
+
+        A reader that needs the version earlier brings the write forward (`Queue.hasten`).
+        """
+        return float(self.start(self._step(version)) + self._last[group])
+
+    def coming(self, version: int) -> dict[str, tuple[int, float]]:
+        """Returns the deadline of each group's next optimiser update, in order of gradients."""
+        return {g: (version, self.deadline(g, version)) for g in self._gradients}
+
+    def _step(self, version: int) -> int:
+        """Returns the training step that computes with parameters of a given number of updates."""
+        return version + 1 if self.stale else version
 
 
 class Pipeline:
@@ -60,41 +119,8 @@ class Pipeline:
         self._groups, self._options, self._order, self._progress = groups, options, order, progress
         self._engine, self._shards, self._processes = engine, shards, processes
         self._trace, self._lent = trace, engine.lends
-        sizes = {name: group.device.nbytes for name, group in groups.items()}
-        stored = {name: sizes[name] for name, group in groups.items() if not group.storage.in_place}
-        unbounded = options.gradient_bytes is None
-        self._stream = WeightStream(
-            order.uses,
-            sizes,
-            capacity=device_bytes,
-            ahead=4,
-            early=shares.early if shares else 0,
-            handed=2 * max(stored.values(), default=0) if unbounded else 0,
-            stored=stored.keys(),
-            start=order.start(progress.steps),
-            version=order.version,
-            read=lambda g, deadline, step: groups[g].storage.read(
-                groups[g].device, deadline=deadline, step=step
-            ),
-            place=self._place,
-            trace=trace,
-            failed=self._stop_updates,
-        )
-        self.updater = Updater(
-            dict(groups),
-            spill=storage if options.spills else None,
-            gradient_bytes=options.gradient_bytes,
-            lookahead=options.lookahead,
-            early=options.early,
-            staging=shares.staging if shares else None,
-            together=shares is not None and shares.tight,
-            start=order.version(progress.steps),
-            due=order.due,
-            updated=self._stream.updated,
-            written=self._stream.written,
-            failed=self.fail,
-            trace=trace,
-        )
+        self._stream = self._make_stream(device_bytes, shares)
+        self.updater = self._make_updater(storage, shares)
         self._gradients = Gradients(
             layers,
             {name: tuple(x.dtype for x in group.params.leaves) for name, group in groups.items()},
@@ -107,9 +133,52 @@ class Pipeline:
         )
         # A host would need memory for two layers at once. And parameters from the store would wait
         # for layers that the device was given before: transfers to it do.
-        ahead = self._lent and not stored
+        ahead = self._lent and all(group.storage.in_place for group in groups.values())
         self._passes = Passes(
             layers, engine, self._stream, self._gradients, ahead=ahead, key=key, trace=trace
+        )
+
+    def _make_stream(self, device_bytes: int, shares: Shares | None) -> WeightStream:
+        """Creates the pipeline's stream of parameters to the device, and starts its threads."""
+        groups, order = self._groups, self._order
+        sizes = {name: group.device.nbytes for name, group in groups.items()}
+        stored = {name: sizes[name] for name, group in groups.items() if not group.storage.in_place}
+        unbounded = self._options.gradient_bytes is None
+        return WeightStream(
+            order.uses,
+            sizes,
+            capacity=device_bytes,
+            ahead=4,
+            early=shares.early if shares else 0,
+            handed=2 * max(stored.values(), default=0) if unbounded else 0,
+            stored=stored.keys(),
+            start=order.start(self._progress.steps),
+            version=order.version,
+            read=lambda g, deadline, step: groups[g].storage.read(
+                groups[g].device, deadline=deadline, step=step
+            ),
+            place=self._place,
+            trace=self._trace,
+            failed=self._stop_updates,
+        )
+
+    def _make_updater(self, storage: StoreStorage | None, shares: Shares | None) -> Updater:
+        """Creates the pipeline's optimiser updater, and starts its threads."""
+        options = self._options
+        return Updater(
+            dict(self._groups),
+            spill=storage if options.spills else None,
+            gradient_bytes=options.gradient_bytes,
+            lookahead=options.lookahead,
+            early=options.early,
+            staging=shares.staging if shares else None,
+            together=shares is not None and shares.tight,
+            start=self._order.version(self._progress.steps),
+            due=self._order.due,
+            updated=self._stream.updated,
+            written=self._stream.written,
+            failed=self.fail,
+            trace=self._trace,
         )
 
     @property
@@ -241,3 +310,68 @@ class Pipeline:
         """Stops the optimiser updates after an error in the stream of parameters."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)
+
+
+def watch(
+    trainer: Any, pipeline: Pipeline, commits: Commits | None, progress: Progress
+) -> Callable[[], None]:
+    """Makes a trainer's threads end once it is garbage-collected or the interpreter exits.
+
+    Args:
+      trainer: of which nothing that threads refer to refers to it.
+      pipeline, commits, progress: its own.
+
+    Returns:
+      A function that ends the watching, for a trainer that is closed.
+    """
+    # Threads that are in compiled code when the interpreter ends would abort the process.
+    at_exit = functools.partial(_end_at_exit, weakref.ref(trainer))
+    atexit.register(at_exit)
+    finalizer = weakref.finalize(trainer, _end, pipeline, commits, progress, at_exit, os.getpid())
+    finalizer.atexit = False
+
+    def unwatch() -> None:
+        atexit.unregister(at_exit)
+        finalizer.detach()
+
+    return unwatch
+
+
+def _end_at_exit(held: "weakref.ref[Any]") -> None:
+    """Closes a trainer at the exit of the interpreter, without waiting for its updates."""
+    if (trainer := held()) is not None:
+        trainer.__exit__(SystemExit, SystemExit(), None)
+
+
+def _end(
+    pipeline: Pipeline, commits: Commits | None, progress: Progress, at_exit: Any, pid: int
+) -> None:
+    """Ends the threads of a trainer that was garbage-collected without being closed.
+
+    In a thread of its own: the collector may have come from one of those that end.
+    """
+    if pid != os.getpid():  # a fork has none of the threads
+        return
+    atexit.unregister(at_exit)
+
+    def end() -> None:
+        try:
+            if commits is not None:
+                commits.join()  # what it commits is not lost
+                commits.warn(progress.steps, "dropped without close()")
+        finally:
+            pipeline.close()
+
+    thread = threading.Thread(target=end, name="offload end")
+    if commits is not None:
+        commits.ends_in(thread)
+    try:
+        thread.start()
+    except RuntimeError:  # too late for threads
+        end()
+    warnings.warn(
+        "offload.Trainer: one was dropped without close(), and its threads end now; updates under "
+        "way are lost, and what was not committed. Use `with offload.Trainer(...) as trainer:`",
+        ResourceWarning,
+        stacklevel=2,
+    )

@@ -12,26 +12,23 @@ import numpy as np
 
 from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._processes import Processes
-from tensorjax.offload._store.disk import metadata
+from tensorjax.offload._store.disk.index import plain
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import commits as _commits
-from tensorjax.offload._training import fingerprint, parameter_groups
+from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.computation.microbatches import cut
-from tensorjax.offload._training.dropped_trainers import watch
-from tensorjax.offload._training.layers import Layer, check_layers
-from tensorjax.offload._training.optimizer.cross_group_check import check_separate
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule
-from tensorjax.offload._training.passes.layer_order import Order
+from tensorjax.offload._training.passes.engine import Engine
+from tensorjax.offload._training.passes.layers import Layer, check_layers, cut
 from tensorjax.offload._training.passes.weight_stream import room
-from tensorjax.offload._training.pipeline import Pipeline
-from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._training.pipeline import Order, Pipeline, watch
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates import read_budget
+from tensorjax.offload._training.updates import parameter_groups, read_budget
+from tensorjax.offload._training.updates.cross_group_check import check_separate
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +41,9 @@ class Step:
       norm: of all gradients, if they are clipped; else None.
 
     Example:
-      >>> import jax.numpy as jnp, optax
       >>> from tensorjax import offload
-      >>> def loss(params, x, batch, key):
-      ...     return jnp.mean((batch @ params[0]) ** 2)
-      >>> layers = [offload.Layer(name="a", apply=loss)]
-      >>> with offload.Trainer(layers, {"a": jnp.ones((3, 4))}, optax.sgd(0.1)) as trainer:
-      ...     step = trainer.step(jnp.ones((2, 3)))
-      >>> step.number, step.loss, step.norm
-      (1, 9.0, None)
+      >>> offload.Step(number=1, loss=9.0, norm=None).loss
+      9.0
     """
 
     number: int
@@ -182,17 +173,27 @@ class Trainer:
         self._turn = threading.Lock()
         _commits.take(store, self)
         self._store: Any = store
-        self._key = key
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
         self._engine = Engine() if engine is None else engine
         where = self._engine.device  # as it is here: threads may have another default
-        if key is not None and not self._engine.shardings:
-            self._key = jax.device_put(key, where)
+        self._key = key if key is None or self._engine.shardings else jax.device_put(key, where)
         self._order = Order(self._layers, schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._storage = None if store is None else StoreStorage(store, self.trace)
-        shapes = parameter_groups.shapes(params)
+        self._make_groups(parameter_groups.shapes(params), optimizer)
+        sizes = {name: g.device.nbytes for name, g in self._groups.items()}
+        on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
+        resumed = self._begin(params)
+        self._start(on_device)
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._unwatch = watch(self, self._pipeline, self._commits, self._progress)
+        if store is not None and not resumed:
+            self._commit_initial_state()
+
+    def _make_groups(self, shapes: dict[str, Any], optimizer: Optimizer) -> None:
+        """Makes a trainer's parameter groups; refuses an optimiser that looks at several."""
         self._shards = Shards(shapes, self._engine.shardings)
         self._groups = parameter_groups.make_groups(
             shapes,
@@ -207,29 +208,25 @@ class Trainer:
         self._model = fingerprint.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
         check_separate(optimizer, shapes, kinds)
-        sizes = {name: g.device.nbytes for name, g in self._groups.items()}
-        on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
-        self._shares: read_budget.Shares | None = None
-        resumed = self._begin(params, spills=self._options.spills or self._order.stale)
-        self._start(on_device)
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._unwatch = watch(self, self._pipeline, self._commits, self._progress)
-        if store is not None and not resumed:
-            try:
-                self.commit()
-            except BaseException as error:
-                self._failure = error
-                self.close()
-                raise
 
-    def _begin(self, params: parameter_groups.Params, *, spills: bool) -> bool:
+    def _commit_initial_state(self) -> None:
+        """Commits a new trainer's state before its first step; closes the trainer on an error."""
+        try:
+            self.commit()
+        except BaseException as error:
+            self._failure = error
+            self.close()
+            raise
+
+    def _begin(self, params: parameter_groups.Params) -> bool:
         """Resumes a trainer from its store (returns True), or writes its initial state (False)."""
         found = None
+        self._shares: read_budget.Shares | None = None
         if self._store is not None and self._storage is not None:
             found = _commits.resume_or_reserve(
                 self._store, self._storage, self._layers, self._groups, processes=self._processes,
-                key=self._key, stale=self._order.stale, gradients=spills,
+                key=self._key, stale=self._order.stale,
+                gradients=self._options.spills or self._order.stale,
             )  # fmt: skip
             # What would fail later does so before anything is written.
             self._shares = read_budget.shared(
@@ -270,7 +267,7 @@ class Trainer:
     @property
     def data(self) -> Any:
         """Position in the training data that was given to the last step or restored by a resume."""
-        return metadata.plain("data", self._progress.data)
+        return plain("data", self._progress.data)
 
     def step(self, batch: PyTree, *, data: Any = None) -> Step:
         """Trains one step on a batch; returns loss and norm while updates go on in the background.
@@ -339,7 +336,7 @@ class Trainer:
 
     def _one_step(self, batch: Any, data: Any) -> Step:
         batches = self._microbatches(batch)
-        data = metadata.plain("data", data)  # as it is now: it is committed later
+        data = plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
             loss, norm = self._pipeline.step(batches, checked=self._begin_updates)

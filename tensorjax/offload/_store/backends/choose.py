@@ -1,14 +1,22 @@
-"""Choice of the I/O backend of a store, with fallbacks."""
+"""Choice of the I/O backend of a store: built-in ones and plug-ins, with fallbacks.
 
+Plug-ins, for an SPDK block device for example, register a function under the entry point group
+``tensorjax.offload``; it is called with the options of the store and returns an object with the
+methods of `Backend`.
+"""
+
+import importlib.util
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tensorjax.offload._notices import Notices
-from tensorjax.offload._store.backends import io_uring_binding, plugins, uring
+from tensorjax.offload._errors import Notices
+from tensorjax.offload._store.backends import io_uring_binding, uring
 from tensorjax.offload._store.backends import threads as _threads
 from tensorjax.offload._store.backends.protocol import Backend
 
+GROUP = "tensorjax.offload"  # of the entry points of plug-ins
 _BUILT_IN: dict[str, Callable[..., Backend]] = {
     "threads": _threads.threads,
     "io_uring": uring.UringBackend,
@@ -47,7 +55,17 @@ def available() -> tuple[str, ...]:
     Source: ours.
     """
     names = [name for name in _BUILT_IN if name != "io_uring" or not io_uring_binding.status()]
-    return ("auto", *names, *plugins.plugins())
+    return ("auto", *names, *plugins())
+
+
+def plugins() -> dict[str, Callable[..., Backend]]:
+    """Returns the constructors of the installed plug-in I/O backends, by name."""
+    found: dict[str, Callable[..., Backend]] = {}
+    if importlib.util.find_spec("kvikio") is not None:
+        found["kvikio"] = _threads.kvikio
+    for entry in entry_points(group=GROUP):
+        found[entry.name] = lambda entry=entry, **options: entry.load()(**options)
+    return found
 
 
 def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
@@ -80,12 +98,12 @@ def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) ->
             return made
         say(f"io_uring cannot be used here ({why}); going on with a pool of threads")
         return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
-    ways = {**_BUILT_IN, **plugins.plugins()}
+    ways = {**_BUILT_IN, **plugins()}
     if backend not in ways:
         raise ValueError(
             f"backend: expected one of {available()}, got {backend!r}; others come with packages "
             "of their own: kvikio (GPUDirect Storage), or any that registers an entry point in the "
-            f"group {plugins.GROUP!r}, such as one for SPDK"
+            f"group {GROUP!r}, such as one for SPDK"
         )
     if backend == "buffered":
         say("the page cache is used: speeds are not those of the disk")

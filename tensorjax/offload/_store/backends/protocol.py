@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorjax.offload._store.disk.files import Say
+from tensorjax.offload._store.backends.files import Say
 from tensorjax.offload._store.transfers.queue import Queue
 
 
@@ -121,7 +121,7 @@ class FileBackend:
     """Base class of I/O backends with one data file: size, allocation, sync, close.
 
     Attributes:
-        file: Of `tensorjax.offload._store.disk.files`, once it is open.
+        file: Of `tensorjax.offload._store.backends.files`, once it is open.
     """
 
     file: Any = None

@@ -11,9 +11,9 @@ from typing import Any
 
 from tensorjax import _check
 from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store.backends.files import DiskFile, Say
 from tensorjax.offload._store.backends.io_uring_binding import Ring
 from tensorjax.offload._store.backends.protocol import FileBackend
-from tensorjax.offload._store.disk.files import DiskFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
 from tensorjax.offload._store.transfers.requests import Op, nothing
 from tensorjax.offload._store.transfers.staging import Pool

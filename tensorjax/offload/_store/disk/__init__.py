@@ -1,1 +1,1 @@
-"""Files of a store on disk: folder, index, extents, data files, checksums."""
+"""Layout of a store on disk: folder, index and its commits, extents, checksums."""

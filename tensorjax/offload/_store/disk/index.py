@@ -1,9 +1,4 @@
-"""Index file, which describes the committed state and is replaced atomically.
-
-A text file: a line with the format and the checksum of the rest, then JSON. It is written to a
-temporary file, synced, renamed over the old one, and the folder is synced; a crash leaves either
-the old index or the new one.
-"""
+"""Index file with metadata, which describes the committed state and is replaced atomically."""
 
 import json
 import os
@@ -22,6 +17,40 @@ from tensorjax.offload._store.disk.extents import ALIGN, Place
 FORMAT = "tensorjax-store"
 VERSION = 2
 _READ = ("1", "2")  # in the first one no tensors shared a block
+
+
+def differences(kind: str, stored: Any, asked: Any) -> list[str]:
+    """Lists, as text, the fields in which requested metadata differ from a tensor store's."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        return [
+            line
+            for name in sorted({*stored, *asked}, key=str)
+            for line in differences(
+                f"{kind}.{name}", stored.get(name, _MISSING), asked.get(name, _MISSING)
+            )
+        ]
+    same = stored == asked and isinstance(stored, bool) == isinstance(asked, bool)
+    return [] if same else [f"{kind}: the store has {stored!r}, asked for {asked!r}"]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_MISSING = _Missing()
+
+
+def plain(name: str, value: Any) -> Any:
+    """Converts metadata to plain JSON values; raises TypeError if JSON cannot represent them."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"{name}: expected what JSON can hold (numbers, strings, lists, dicts), got "
+            f"{type(value).__name__}: {error}; convert arrays with .tolist() or store them as "
+            "tensors, dataclasses with dataclasses.asdict"
+        ) from None
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 from tensorjax.offload._errors import CapacityError, CorruptError, MismatchError, listed
 from tensorjax.offload._store.disk import index as _index
-from tensorjax.offload._store.disk import metadata
 from tensorjax.offload._store.disk.folder import Paths
 
 
@@ -129,9 +128,9 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
             said = f"{error}; the store has the tensors {listed(names)}"
             raise type(error)(said, names) from None
         raise
-    wrong = metadata.differences("process", list(index.process), list(paths.process))
+    wrong = _index.differences("process", list(index.process), list(paths.process))
     if model is not None:
-        wrong += metadata.differences("model", index.model, model)
+        wrong += _index.differences("model", index.model, model)
     if wrong:
         raise MismatchError(f"{paths.folder}: another store than the one asked for: "
                             + "; ".join(wrong))  # fmt: skip

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from tensorjax.offload._errors import StoreError
-from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.statistics import Counter
 from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
 from tensorjax.offload._store.transfers.staging import Pool
 from tensorjax.offload._store.transfers.staging_queue import StagingQueue
+from tensorjax.offload._threads import InterruptibleCondition
 
 _LOG = logging.getLogger("tensorjax.offload")
 

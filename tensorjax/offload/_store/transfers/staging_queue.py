@@ -13,9 +13,9 @@ import time
 from collections import deque
 from queue import Empty, SimpleQueue
 
-from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request
 from tensorjax.offload._store.transfers.staging import Pool
+from tensorjax.offload._threads import InterruptibleCondition
 
 _LOG = logging.getLogger("tensorjax.offload")
 # Seconds without a transfer until a warning; and until the watching thread looks again. Dropped

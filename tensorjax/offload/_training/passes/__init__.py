@@ -1,1 +1,1 @@
-"""Forward and backward passes by layers, with transfers of parameters and gradients."""
+"""Forward and backward passes by layers: engine, parameters and gradients in transfer."""

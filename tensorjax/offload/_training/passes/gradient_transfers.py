@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training.array_checks import finite, widened
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.process_shards import Shards
+from tensorjax.offload._threads import Settings
+from tensorjax.offload._training.passes.engine import Engine
+from tensorjax.offload._training.passes.layers import Layer
+from tensorjax.offload._training.storage.arrays import finite, widened
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.worker_threads import Settings
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 # By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]

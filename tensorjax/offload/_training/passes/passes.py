@@ -10,13 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.offload._training.array_checks import nbytes
-from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.computation.microbatches import mean_loss
-from tensorjax.offload._training.layers import Layer
+from tensorjax.offload._training.passes.engine import Engine
 from tensorjax.offload._training.passes.gradient_transfers import Gradients, Looked
+from tensorjax.offload._training.passes.layers import Layer, mean_loss
 from tensorjax.offload._training.passes.weight_stream import WeightStream
-from tensorjax.offload._training.storage import device_to_host
+from tensorjax.offload._training.storage.arrays import begin, nbytes
 from tensorjax.offload._training.trace import Trace
 
 # For each layer and microbatch, the input and what the layer kept; None once it is used.
@@ -192,7 +190,7 @@ class Passes:
                         layer, params, x, batch, key, kept, dy[m], sums
                     )
                 inputs[number][m] = x = kept = None
-            looked, losses = self._gradients.look(layer, sums), device_to_host.begin(losses)
+            looked, losses = self._gradients.look(layer, sums), begin(losses)
         # Not the sums, where there is more: another layer may be adding to them.
         results = (losses, dy[-1]) if jax.tree.leaves((losses, dy[-1])) else sums
         return _Begun(layer, step, position, start, results, looked, losses)

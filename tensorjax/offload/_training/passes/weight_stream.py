@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorjax import _check
+from tensorjax.offload._threads import WorkerThreads
 from tensorjax.offload._training.storage.storage import Held, Reading
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.worker_threads import WorkerThreads
 
 _AWAY = object()  # placeholder of parameters that are not on the device yet
 

@@ -1,1 +1,1 @@
-"""Storage of the arrays of a training: packing, host memory, tensor store."""
+"""Storage of the arrays of a training: transfer, packing, shards; host memory, tensor store."""

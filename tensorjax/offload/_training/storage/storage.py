@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorjax.offload._training.storage.device_to_host import view
+from tensorjax.offload._training.storage.arrays import view
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
 

@@ -1,1 +1,1 @@
-"""Optimiser updates on the host: scheduling, read budget, computation."""
+"""Optimiser updates on the host: parameter groups, optimiser, scheduling, read budget."""

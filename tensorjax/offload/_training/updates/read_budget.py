@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorjax.offload._errors import CapacityError
-from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import Storage
+from tensorjax.offload._training.updates.parameter_groups import Group
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensorjax.offload._training.parameter_groups import Group, Handed, Spare, not_handed
+from tensorjax.offload._threads import WorkerThreads
 from tensorjax.offload._training.storage.storage import Reading, Storage
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates.jobs import Fetched, Output, Ready
+from tensorjax.offload._training.updates.parameter_groups import Group, Handed, Spare, not_handed
 from tensorjax.offload._training.updates.read_budget import ReadBudget
-from tensorjax.offload._training.updates.scheduler import UpdateScheduler
-from tensorjax.offload._training.worker_threads import WorkerThreads
+from tensorjax.offload._training.updates.scheduler import Fetched, Output, Ready, UpdateScheduler
 
 _LOG = logging.getLogger("tensorjax.offload")
 _TICK = 0.5  # seconds without a change, after which staging memory may be given back

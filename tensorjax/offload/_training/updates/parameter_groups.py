@@ -12,12 +12,11 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._typing import DTypeLike, Optimizer
-from tensorjax.offload._training.array_checks import finite
-from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
-from tensorjax.offload._training.process_shards import Shards
-from tensorjax.offload._training.storage.device_to_host import owned
+from tensorjax.offload._training.storage.arrays import finite, owned
+from tensorjax.offload._training.storage.process_shards import Shards
 from tensorjax.offload._training.storage.storage import HostStorage, Storage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer, Into
 
 Params = Mapping[str, Any]
 # Collections of Flax's Linen that are not trained, as they stand beside "params".

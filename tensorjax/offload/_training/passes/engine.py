@@ -10,10 +10,8 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._typing import Key, PyTree
-from tensorjax.offload._training.array_checks import finite, widened
-from tensorjax.offload._training.computation.layer_programs import LayerPrograms, programs_of
-from tensorjax.offload._training.layers import Activations, Layer
-from tensorjax.offload._training.storage import device_to_host
+from tensorjax.offload._training.passes.layers import Activations, Layer, LayerPrograms, programs_of
+from tensorjax.offload._training.storage.arrays import begin, finite, lends, widened
 
 
 class Engine:
@@ -225,7 +223,7 @@ class Engine:
     @property
     def lends(self) -> bool:
         """Whether gradients copied to the host lie in pinned memory, which no update overwrites."""
-        return device_to_host.lends(self.device)
+        return lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
         """Adds two gradients of the same parameters on the device, in the memory of the first.
@@ -259,7 +257,7 @@ class Engine:
         Returns:
           A pytree that the host reads once the transfers are done.
         """
-        return device_to_host.begin(arrays)
+        return begin(arrays)
 
     def wait(self, value: Any) -> Any:
         """Waits until the engine has computed arrays, and returns them.

@@ -1,4 +1,4 @@
-"""Initial layers of the models: linear ones from specs, and the spread of their weights."""
+"""Initial layers of the models, from specs and of given spread, and their cross-entropy."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax.nn import Spec
+from tensorjax.parallel import Single
 
 
 def with_spread(layer: Any, spread: float) -> Any:
@@ -39,3 +40,28 @@ def _rescaled(layer: Any, factor: float) -> Any:
         value = param[...]
         param[...] = value * jnp.asarray(factor ** (1 / len(params)), value.dtype)
     return layer
+
+
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the weighted sum of cross-entropy losses, and the sum of the weights.
+
+    Args:
+      logits: (…, classes).
+      targets: integers (…): −100 counts for none, others outside [0, classes) make the sum NaN.
+      weights: (…), or None for all ones.
+    """
+    weights = checked_weights(targets, weights, "rows of logits", logits.shape[:-1])
+    return Single().cross_entropy(logits, targets, weights, logits.shape[-1])
+
+
+def checked_weights(
+    targets: jax.Array, weights: jax.Array | None, name: str, shape: tuple[int, ...]
+) -> jax.Array:
+    """Returns the loss weights of targets, ones if None; ValueError for wrong shapes."""
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
+    for what, value in (("targets", targets), ("weights", weights)):
+        if value.shape != shape:
+            raise ValueError(f"{what}: expected the shape of {name}, {shape}, got {value.shape}")
+    return weights

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tensorjax.offload._training.storage.device_to_host import to_host
+from tensorjax.offload._training.storage.arrays import to_host
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
       >>> import jax
       >>> import numpy as np
       >>> from jax.sharding import NamedSharding, PartitionSpec
-      >>> from tensorjax.offload._training.process_shards import Part
+      >>> from tensorjax.offload._training.storage.process_shards import Part
       >>> sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
       >>> part = Part((4, 2), sharding, 0)
       >>> part.shape, float(part.cut(np.ones((4, 2))).sum())

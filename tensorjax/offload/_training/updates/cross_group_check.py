@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training.storage.device_to_host import cpu
+from tensorjax.offload._training.storage.arrays import cpu
 from tensorjax.offload._training.weak_cache import WeakCache
 
 # Gradients of three steps, the first of which would be clipped: Adam's first update does not depend

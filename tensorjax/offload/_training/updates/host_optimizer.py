@@ -14,9 +14,8 @@ from jax.sharding import SingleDeviceSharding
 
 from tensorjax import linalg
 from tensorjax._optax import check_optimizer
-from tensorjax.offload._training.array_checks import finite
-from tensorjax.offload._training.optimizer.labelled_transformations import Named, alike, kind, named
-from tensorjax.offload._training.storage.device_to_host import cpu, to_host
+from tensorjax.offload._training.storage.arrays import cpu, finite, to_host
+from tensorjax.offload._training.updates.labelled_transformations import Named, alike, kind, named
 from tensorjax.offload._training.weak_cache import WeakCache
 
 Into = Literal["place", "gradient", "spare"]

@@ -1,9 +1,10 @@
-"""Worker threads that share one lock; an error in one ends all waiting calls."""
+"""Threads: workers that share one lock, and a condition whose waits Ctrl-C may interrupt."""
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -17,6 +18,44 @@ _SETTINGS: dict[str, Any] = {
     "jax_debug_nans": jax.debug_nans,
     "jax_debug_infs": jax.debug_infs,
 }
+
+T = TypeVar("T")
+
+
+class InterruptibleCondition:
+    """Condition variable that stays consistent when a signal handler raises in a waiting thread.
+
+    Like `threading.Condition`, but a waiting thread does not take the lock again as part of its
+    wait: it sleeps on a lock of its own. So a handler that raises there, as that of Ctrl-C does,
+    cannot release a lock that another thread holds.
+
+    Args:
+        lock: Guards the state that ``holds`` reads.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock, self._waiting = lock, deque[threading.Lock]()
+
+    def wait(self, holds: Callable[[], T]) -> T:
+        """Waits until ``holds()`` is true, or Ctrl-C interrupts it; the caller holds no lock.
+
+        ``holds`` itself is called with the lock.
+        """
+        while True:
+            with self._lock:
+                if found := holds():
+                    return found
+                mine = threading.Lock()
+                mine.acquire()
+                self._waiting.append(mine)
+            mine.acquire()
+
+    def ring(self) -> None:
+        """Wakes all threads that wait on this condition variable; the caller holds the lock."""
+        while self._waiting:
+            with contextlib.suppress(RuntimeError):  # an interrupted call released it already
+                self._waiting[0].release()
+            self._waiting.popleft()
 
 
 class Settings:

@@ -1,1 +1,0 @@
-"""Computation on the device: engine, compiled programs of its layers, microbatches."""
