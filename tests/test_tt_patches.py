@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
+from tests.oracles import compilations
 
 patches = tt.patches
 
@@ -75,6 +76,33 @@ def test_norms_of_disjoint_patches_are_not_sums_of_squares():
     tiny = tt.ones((4,)) * 1e-200
     p = patches.PatchedTT((2, 4), [(0,), (1,)], [tiny, tiny])
     np.testing.assert_allclose(patches.norm(p), math.sqrt(8) * 1e-200, rtol=1e-12)
+
+
+def test_trains_of_many_ranks_are_not_compiled_each():
+    shape = (3,) * 5
+    ranks = [(a, b) for a in range(1, 5) for b in range(1, 4)]
+    trains = [
+        tt.random(jax.random.key(k), shape[2:], [r[0], r[1]], float) for k, r in enumerate(ranks)
+    ]
+    leads = [(k % 3, k // 3 % 3) for k in range(len(ranks))]  # some of them twice
+    p = patches.PatchedTT(shape, leads, trains)
+    with compilations() as programs:
+        value, total, size = patches.inner(p, p), patches.sum(p), patches.norm(p)
+        dense = patches.to_dense(p)
+    assert programs == []
+    np.testing.assert_allclose(dense, by_hand(p), rtol=1e-12)
+    np.testing.assert_allclose(total, np.sum(dense), rtol=1e-10)
+    np.testing.assert_allclose([value, size**2], np.vdot(dense, dense), rtol=1e-10)
+    compiled = jax.jit(lambda p: (patches.inner(p, p), patches.sum(p), patches.to_dense(p)))(p)
+    for x, y in zip(compiled, (value, total, dense), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10)
+
+
+def test_values_that_the_dtype_cannot_hold_are_refused():
+    p = patches.PatchedTT((2, 3), [(0,)], [1e30 * tt.ones((3,), np.float32)])
+    with pytest.raises(OverflowError, match="inner product of the patched trains"):
+        patches.inner(p, p)
+    np.testing.assert_allclose(patches.norm(p), math.sqrt(3) * 1e30, rtol=1e-6)
 
 
 def ridge(seed: int) -> tuple[Any, Any]:

@@ -109,7 +109,7 @@ def reported(
         programs=len(oracle.programs),
         advice=_advice(status, search, oracle),
         searched=search.held.uniform + search.globally.spent,
-        message=_message(status, estimate, search),
+        message=_message(status, estimate, search, oracle),
         record=oracle.record(search.fit.options.held_out),
     )
 
@@ -127,7 +127,7 @@ def _advice(status: Status, search: Search, oracle: Oracle) -> str:
     return _ADVICE[status]
 
 
-def _message(status: Status, estimate: Estimate, search: Search) -> str:
+def _message(status: Status, estimate: Estimate, search: Search, oracle: Oracle) -> str:
     """Describes in words how a cross approximation ended, and where f was searched for errors."""
     held, globally = search.held, search.globally
     said = search.failure or (
@@ -138,7 +138,7 @@ def _message(status: Status, estimate: Estimate, search: Search) -> str:
         return f"{said}; all {held.size} entries were read"
     part = 3 / max(1, held.uniform)
     return (
-        f"{said}; searched: {held.uniform} random entries of {held.size:.3g}, "
-        f"{globally.spent} others and {globally.climbs} ascents of the error; what f does at less "
-        f"than {part:.1e} of all entries may have escaped"
+        f"{said}; searched, a sample of {oracle.evaluations} of {held.size:.3g} entries: "
+        f"{held.uniform} random entries, {globally.spent} others and {globally.climbs} ascents of "
+        f"the error; what f does at less than {part:.1e} of all entries may have escaped"
     )
