@@ -6,9 +6,9 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.cross_info import Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN
-from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.train_entries import TELLING, magnitudes
 
 # Most wrong entries that become pivots at once.
