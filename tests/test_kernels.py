@@ -514,6 +514,9 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.quantics.toeplitz": lambda g: tt.quantics.toeplitz(
         tt.random(jax.random.key(2), (2,) * 4, 2, g.dtype)
     ),
+    "tt.patches.inner": lambda g: tt.patches.inner(
+        tt.patches.PatchedTT(g.x.shape, [()], [g.x]), g.y
+    ),
     "tt.pad": lambda g: tt.pad(g.x, 4),
     "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
     "tt.distance": lambda g: tt.distance(g.x, g.y),

@@ -395,6 +395,30 @@ def test_narrow_peaks_are_found_by_ascents(seed: int) -> None:
     assert 0 < info.error_std < info.error < 1e-4
 
 
+def test_what_a_sample_of_one_value_cannot_tell_is_said() -> None:
+    """A constant has no known error: a peak that no point meets may stand out of it."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return 1 + 1e3 * (np.linalg.norm(x - 0.37, axis=1) < 1e-3)
+
+    _, info = functions.interpolate(function, [(0, 1)] * 3, tol=1e-6)
+    assert info.error_std > 1e-2
+    assert "searched, a sample: " in info.message
+    _, found = tt.cross(lambda i: function(i / 200), (200,) * 3, tol=1e-6, key=jax.random.key(0))
+    assert found.error_std > 1e-2
+    assert f"a sample of {found.evaluations} of 8e+06 entries" in found.message
+    _, info = functions.interpolate(lambda x: x[:, 0], [(0, 1)], tol=1e-6)
+    assert info.error_std > 0
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_random_points_of_a_search_are_the_share_asked_for(share: float) -> None:
+    function = lambda x: np.tanh(9 * x[:, 0] + x[:, 1])  # noqa: E731
+    _, info = functions.interpolate(function, [(0, 1)] * 2, tol=1e-3, search=share)
+    most = max(share * info.evaluations, 5000)  # as by default
+    assert 0.5 * most <= info.searched <= most
+
+
 def test_what_no_point_meets_is_not_certified() -> None:
     at = np.random.default_rng(4).uniform(0.2, 0.8, 6)
 

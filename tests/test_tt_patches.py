@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
+from tests.oracles import compilations
 
 patches = tt.patches
 
@@ -75,6 +76,37 @@ def test_norms_of_disjoint_patches_are_not_sums_of_squares():
     tiny = tt.ones((4,)) * 1e-200
     p = patches.PatchedTT((2, 4), [(0,), (1,)], [tiny, tiny])
     np.testing.assert_allclose(patches.norm(p), math.sqrt(8) * 1e-200, rtol=1e-12)
+
+
+def test_trains_of_many_ranks_are_not_compiled_each():
+    rng, shape = np.random.default_rng(8), (3,) * 5
+    trains, leads = [], []
+    for k in range(12):  # some prefixes come twice
+        ranks = (1, k // 3 + 1, k % 3 + 1, 1)
+        trains.append(
+            tt.TT([rng.standard_normal((*ranks[m : m + 2], 3)).swapaxes(1, 2) for m in range(3)])
+        )
+        leads.append((k % 3, k // 3 % 3))
+    p = patches.PatchedTT(shape, leads, trains)
+    with compilations() as programs:
+        value, total, size = patches.inner(p, p), patches.sum(p), patches.norm(p)
+        dense = patches.to_dense(p)
+    assert programs == []
+    np.testing.assert_allclose(total, np.sum(dense), rtol=1e-10)
+    np.testing.assert_allclose([value, size**2], np.vdot(dense, dense), rtol=1e-10)
+    few = patches.PatchedTT(shape, leads[:2], trains[:2])
+    compiled = jax.jit(lambda p: (patches.inner(p, p), patches.sum(p), patches.to_dense(p)))(few)
+    for x, y in zip(
+        compiled, (patches.inner(few, few), patches.sum(few), by_hand(few)), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-10)
+
+
+def test_values_that_the_dtype_cannot_hold_are_refused():
+    p = patches.PatchedTT((2, 3), [(0,)], [1e30 * tt.ones((3,), np.float32)])
+    with pytest.raises(OverflowError, match="inner product of the patched trains"):
+        patches.inner(p, p)
+    np.testing.assert_allclose(patches.norm(p), math.sqrt(3) * 1e30, rtol=1e-6)
 
 
 def ridge(seed: int) -> tuple[Any, Any]:

@@ -160,6 +160,7 @@ TABLE: dict[str, Row] = {
     "tt.sample(squared=False)": _call(c.first_on_one_cpu),
     "tt.log_density": _call(c.on_one_cpu),
     "tt.quantics.toeplitz": _call(c.on_one_cpu),
+    "tt.patches.inner": _call(c.on_one_cpu),
     # Modes.
     "tt.contract_modes": _call(c.on_one_cpu),
     "tt.TT[...]": _call(c.on_one_cpu),
@@ -220,6 +221,8 @@ REMARKS: dict[str, str] = {
     "tt.pairwise_inner": "asked where NumPy has stacked the cores",
     "tt.log_density": "and tt.marginal, tt.conditional",
     "tt.quantics.toeplitz": "and tt.quantics.circulant",
+    "tt.patches.inner": "and tt.patches.norm, sum, to_dense, so that no program is compiled for "
+    "each of many ranks",
     "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
     "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of "

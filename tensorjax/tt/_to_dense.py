@@ -63,8 +63,8 @@ def _is_tame(t: TT | TTMatrix) -> bool:
     return sum(map(abs, exponents)) + bonds < _TAME * (2 if t.dtype.itemsize > 4 else 1)
 
 
-@jax.jit(static_argnums=1)
-def _to_dense(t: TT | TTMatrix, careful: bool) -> jax.Array:
+def dense(t: TT | TTMatrix, careful: bool) -> Any:
+    """Multiplies the cores of a train, NumPy or JAX, to a dense array; scaled if ``careful``."""
     # Halves first: the one large product is then a matrix product of two balanced factors. Each of
     # them takes half of the exponent, which neither may be able to hold alone.
     middle = _balanced_cut(t)
@@ -80,6 +80,9 @@ def _to_dense(t: TT | TTMatrix, careful: bool) -> jax.Array:
     pairs = [n for pair in zip(t.row_shape, t.col_shape, strict=True) for n in pair]
     order = (*range(0, 2 * t.order, 2), *range(1, 2 * t.order, 2))
     return whole.reshape(pairs).transpose(order).reshape(t.shape)
+
+
+_to_dense = jax.jit(dense, static_argnums=1)
 
 
 def _balanced_cut(t: TT | TTMatrix) -> int:

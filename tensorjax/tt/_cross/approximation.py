@@ -10,11 +10,11 @@ import numpy as np
 
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.tt._cross.cross_info import Options, Status
 from tensorjax.tt._cross.error_search import climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets
-from tensorjax.tt._cross.options_and_progress import Options, Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.train_entries import TELLING, entries
 from tensorjax.tt._tt_svd.from_dense import from_dense

@@ -16,10 +16,9 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.cross_info import CrossInfo, reported
+from tensorjax.tt._cross.cross_info import CrossInfo, CrossProgress, Options, Status
 from tensorjax.tt._cross.function_calls import Evaluations, Executor, Jit
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.sweeps import AT_LEAST, Search
 
@@ -182,7 +181,7 @@ def cross(
         unsteady = searched.unsteady
         estimate = Estimate(max(estimate.error, unsteady), max(estimate.std, doubt, unsteady))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
-    return train, reported(status, estimate, searched, oracle, train)
+    return train, searched.report(status, estimate, train.ranks)
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:

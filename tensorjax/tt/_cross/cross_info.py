@@ -1,15 +1,60 @@
-"""Report of `cross`: status, error, where f was searched for errors, and advice in words."""
+"""Options, progress and report of `cross`: status, error, where f was searched, advice in words."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
 
-from tensorjax._formats.trains import TT
 from tensorjax.tt._cross.function_calls import Evaluations
-from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.options_and_progress import Status
-from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._cross.sweeps import Search
 
-_ADVICE: dict[str, str] = {
+# A train this much more accurate than asked for seems to be exact.
+_LIKE_ZERO = 0.01
+
+Status = Literal[
+    "converged",
+    "max_rank",
+    "budget",
+    "max_sweeps",
+    "stalled",
+    "stopped",
+    "unseen",
+    "zero",
+    "failed",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossProgress:
+    """Progress report that `cross` passes to its callback after every sweep.
+
+    Attributes:
+      sweep: 1, 2, …; odd ones go from left to right.
+      error: relative error at the held-out entries.
+      error_std: standard error of that.
+      evaluations: multi-indices evaluated so far.
+      ranks: TT-ranks so far, before rounding.
+      seconds: since the start.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> seen = []
+      >>> f = lambda i: 1.0 * i.sum(axis=1)
+      >>> _ = tt.cross(f, (10,) * 6, tol=1e-4, key=jax.random.key(0), callback=seen.append)
+      >>> seen[0].sweep, seen[0].evaluations < 10**4
+      (1, True)
+
+    Source: ours.
+    """
+
+    sweep: int
+    error: float
+    error_std: float
+    evaluations: int
+    ranks: tuple[int, ...]
+    seconds: float
+
+
+ADVICE: dict[str, str] = {
     "converged": "",
     "max_rank": "max_rank is too small for tol: raise it, or ask for less accuracy",
     "budget": "max_evaluations is too small for tol: raise it and go on with resume=, start from "
@@ -26,7 +71,7 @@ _ADVICE: dict[str, str] = {
     "zero": "every entry seen is zero: if f is not, give pivots=, multi-indices where f is large, "
     "or an x0= that is large where f is",
 }
-_ALL_ZERO = "f is zero: all entries were read"
+ALL_ZERO = "f is zero: all entries were read"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,53 +137,24 @@ class CrossInfo:
     record: Evaluations | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
-def reported(
-    status: Status, estimate: Estimate, search: Search, oracle: Oracle, train: TT
-) -> CrossInfo:
-    """Builds the report of a finished cross approximation."""
-    return CrossInfo(
-        status=status,
-        error=estimate.error,
-        error_std=estimate.std,
-        held_out=len(search.held.index),
-        evaluations=oracle.evaluations,
-        cache_hits=oracle.hits,
-        sweeps=search.sweeps,
-        ranks=train.ranks,
-        seconds=search.seconds,
-        programs=len(oracle.programs),
-        advice=_advice(status, search, oracle),
-        searched=search.held.uniform + search.globally.spent,
-        message=_message(status, estimate, search),
-        record=oracle.record(search.fit.options.held_out),
-    )
+@dataclasses.dataclass
+class Options:
+    """Checked options of `cross`: tolerance, caps, budgets of evaluations, held-out entries.
 
+    ``held_out`` entries are held out first, ``wanted`` before a train counts as converged.
+    """
 
-def _advice(status: Status, search: Search, oracle: Oracle) -> str:
-    """Returns the advice in the report of `cross`: what to do next, in words."""
-    if search.held.all and oracle.largest == 0:
-        return _ALL_ZERO
-    if search.unsteady:
-        return (
-            f"f gave other values when it was asked for the same entries again, by "
-            f"{search.unsteady:.0e} of its root mean square: it is noisy or has a state; make it "
-            f"depend on its argument alone, or ask for a tol above its noise"
-        )
-    return _ADVICE[status]
+    tol: float
+    max_rank: int
+    max_sweeps: int
+    held_out: int
+    wanted: int
+    asked: int
+    budget: float
+    most_random: int
+    search: float
+    callback: Callable[[CrossProgress], Any] | None
 
-
-def _message(status: Status, estimate: Estimate, search: Search) -> str:
-    """Describes in words how a cross approximation ended, and where f was searched for errors."""
-    held, globally = search.held, search.globally
-    said = search.failure or (
-        f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "
-        f"{search.tol:.1e} asked"
-    )
-    if held.all:
-        return f"{said}; all {held.size} entries were read"
-    part = 3 / max(1, held.uniform)
-    return (
-        f"{said}; searched: {held.uniform} random entries of {held.size:.3g}, "
-        f"{globally.spent} others and {globally.climbs} ascents of the error; what f does at less "
-        f"than {part:.1e} of all entries may have escaped"
-    )
+    def like_exact(self, error: float) -> bool:
+        """Whether an error of `cross` is so far below tolerance that its train seems exact."""
+        return error <= _LIKE_ZERO * self.tol

@@ -6,10 +6,10 @@ import time
 import numpy as np
 
 from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.cross_info import ADVICE, ALL_ZERO, CrossInfo, CrossProgress, Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.options_and_progress import CrossProgress, Status
 from tensorjax.tt._cross.sampled_function import (
     BudgetExhausted,
     FunctionFailed,
@@ -287,3 +287,53 @@ class Search:
         if added:
             least = max(least, _LEVEL * max(level, self.held.worst))
         self.fit.threshold = max(lowered, least)
+
+    # Report --------------------------------------------------------------------------------------
+
+    def report(self, status: Status, estimate: Estimate, ranks: tuple[int, ...]) -> CrossInfo:
+        """Builds the report of a finished cross approximation, of a train of these ranks."""
+        oracle = self._oracle
+        return CrossInfo(
+            status=status,
+            error=estimate.error,
+            error_std=estimate.std,
+            held_out=len(self.held.index),
+            evaluations=oracle.evaluations,
+            cache_hits=oracle.hits,
+            sweeps=self.sweeps,
+            ranks=ranks,
+            seconds=self.seconds,
+            programs=len(oracle.programs),
+            advice=self._advice(status),
+            searched=self.held.uniform + self.globally.spent,
+            message=self._message(status, estimate),
+            record=oracle.record(self._options.held_out),
+        )
+
+    def _advice(self, status: Status) -> str:
+        """Returns the advice in the report of `cross`: what to do next, in words."""
+        if self.held.all and self._oracle.largest == 0:
+            return ALL_ZERO
+        if self.unsteady:
+            return (
+                f"f gave other values when it was asked for the same entries again, by "
+                f"{self.unsteady:.0e} of its root mean square: it is noisy or has a state; make it "
+                f"depend on its argument alone, or ask for a tol above its noise"
+            )
+        return ADVICE[status]
+
+    def _message(self, status: Status, estimate: Estimate) -> str:
+        """Describes in words how `cross` ended, and where f was searched for errors."""
+        held, globally = self.held, self.globally
+        said = self.failure or (
+            f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "
+            f"{self.tol:.1e} asked"
+        )
+        if held.all:
+            return f"{said}; all {held.size} entries were read"
+        part = 3 / max(1, held.uniform)
+        return (
+            f"{said}; searched, a sample of {self._oracle.evaluations} of {held.size:.3g} entries: "
+            f"{held.uniform} random entries, {globally.spent} others and {globally.climbs} ascents "
+            f"of the error; what f does at less than {part:.1e} of all entries may have escaped"
+        )

@@ -6,9 +6,9 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.cross_info import Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN
-from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.train_entries import TELLING, magnitudes
 
 # Most wrong entries that become pivots at once.
@@ -41,6 +41,8 @@ _AT_RANDOM, _HARMLESS, _WRONG = 0.25, 3, 0.05
 # all of them together are below so many times the tolerance; but no more entries than this share of
 # all evaluations are held out for that.
 _TOGETHER, _SHARE = 3, 0.25
+# Few held-out entries have most of the error if its standard error is above this part of it.
+_UNEVEN = 0.1
 # Where f was the same everywhere, there is nothing to fit: so many times as many random entries as
 # were held out are looked at.
 _IF_CONSTANT = 2
@@ -62,6 +64,7 @@ class Verification:
         self._fit, self._search = fit, search
         self.found = 0
         self._worst = 0.0  # largest error at the entries that were looked at last
+        self._largest = 0.0  # and at all that the last verdict looked at
         self._surprised = False  # whether a train that met the tolerance was wrong at edges
         self._drawn = 0  # random entries looked at where f jumps
 
@@ -91,7 +94,10 @@ class Verification:
           paid for would meet another part of f as small as the one that was found.
         """
         before = self._fit.held.uniform
+        self._largest = level
         status = self._verdict(level)
+        if status and not self._met_by_many():
+            return None
         # Held-out entries that were added may show what the first ones did not.
         if status and self._fit.held.uniform > before and not self._fit.held.all:
             return None if self._wrong_above(self._fit.current()) else status
@@ -171,6 +177,25 @@ class Verification:
             held.extend(missing)
             return self._fit.holds()
         return True
+
+    def _met_by_many(self) -> bool:
+        """Whether `cross` meets its tolerance at enough entries to meet the largest errors found.
+
+        Along a kink errors are far above the tolerance, and at so few entries that the held-out
+        ones may have met none, while the search for errors did.
+        """
+        fit, held = self._fit, self._fit.held
+        if fit.options.search == 0 or held.all:
+            return True
+        if fit.estimate.std <= _UNEVEN * fit.estimate.error:  # then they met such errors
+            return True
+        times = self._largest / (_TOGETHER * fit.options.tol * (held.rms or 1.0))
+        enough = min(3 * times**2, _SHARE * fit.oracle.evaluations)
+        more = math.ceil(min(enough - held.uniform, fit.oracle.left))
+        if more < 1:
+            return True
+        held.extend(more)
+        return fit.holds()
 
     def _unbiased(self) -> bool:
         """Whether a cross approximation meets its tolerance at entirely new held-out entries.
@@ -310,6 +335,7 @@ class Verification:
         self._search.spent += oracle.evaluations - before
         wrong = fit.held.wrong(cores, points, values)
         self._worst = float(wrong.max())
+        self._largest = max(self._largest, self._worst)
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
         worst = worst[wrong[worst] > (self._least if least is None else least)]
         if worst.size:

@@ -22,7 +22,7 @@ from tensorjax.tt._quadrature.domain_and_points import (
     checked_points,
 )
 from tensorjax.tt._quadrature.integral_info import IntegrateInfo, Try, reported
-from tensorjax.tt._quadrature.node_sets import (
+from tensorjax.tt._quadrature.rules import (
     NodeSet,
     gauss_nodes,
     trapezoidal_nodes,

@@ -17,7 +17,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores, orthogonalize
-from tensorjax.tt._statistics.density_sampling import (
+from tensorjax.tt._statistics.densities import (
     is_real,
     mass_is_positive,
     near_one,

@@ -1,5 +1,6 @@
-"""Trains as probability densities over multi-indices: marginals, conditionals, log-densities."""
+"""Trains as probability densities: samples, marginals, conditionals and log-densities."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
+from tensorjax._cores.scaling import in_range
+from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -20,12 +23,6 @@ from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._arrays.reductions import _modes, sum
 from tensorjax.tt._inner_products import log_norm
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._statistics.density_sampling import (
-    is_real,
-    mass_is_positive,
-    near_one,
-    sums_to_the_right,
-)
 
 
 @placed
@@ -101,7 +98,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
         indices[k] = _check.integer(f"given[{mode}]", index, low=-n, high=n - 1)
     if slice(None) not in indices:
         raise ValueError("given: expected at least one mode to remain, got indices of all")
-    density = _density(item(_near_one(t), tuple(indices)), squared)
+    density = _density(item(_placed_near_one(t), tuple(indices)), squared)
     return _normalized(
         density, "given: expected indices whose entries have a positive sum that is finite"
     )
@@ -181,13 +178,13 @@ def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
 def _density(t: TT, squared: bool) -> TT:
     single("t", t, TT, entries=True)
     if _check.flag("squared", squared):
-        small = _near_one(t)  # the squares of t may be out of range
+        small = _placed_near_one(t)  # the squares of t may be out of range
         return real(hadamard(conj(small), small)).astype(jnp.finfo(t.dtype).dtype)
     is_real(t)
     return t
 
 
-def _near_one(t: TT) -> TT:
+def _placed_near_one(t: TT) -> TT:
     """Scales a density's cores near one, by NumPy where they are on the host."""
     if choose_kernel("tt.log_density", (t, ())) is not NUMPY:
         return near_one(t)
@@ -210,3 +207,98 @@ def _normalized(t: TT, *what: str) -> TT:
         return TT._unchecked(tuple(on_device(scaled)))
     scaled[0] = jnp.where(sign > 0, scaled[0], jnp.nan)
     return TT._unchecked(tuple(scaled))
+
+
+def mass_is_positive(
+    sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
+) -> None:
+    """Raises ValueError, before sampling, if a density has no positive sum; NaN if traced."""
+    if _check.is_traced(sign) or sign > 0:
+        return
+    got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"
+    advice = "; for |t|² pass squared=True" if sign < 0 else ""
+    raise ValueError(f"{what}, got {got}{advice}")
+
+
+def is_real(t: TT) -> None:
+    """Raises TypeError if a tensor train given as a density, to draw samples from, is complex."""
+    if jnp.issubdtype(t.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
+            "squared=True for |t|²"
+        )
+
+
+def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
+    """Sums a density's train over all modes right of each bond, to draw samples.
+
+    Returns:
+      Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they
+      were divided, whose product is the sum of all entries but for its sign; and that, NaN where
+      the sum is not finite.
+    """
+    xp = np if linalg.is_host(t.cores[0]) else jnp
+    real = linalg.factor_dtype(t.dtype)
+    held, out, factors = xp.ones(1, real), [], []
+    with np.errstate(invalid="ignore", over="ignore"):
+        for core in reversed(t.cores):
+            out.append(held)
+            held = einsum("rns,s->r", core.astype(real), held)
+            size = xp.max(xp.abs(held))
+            factors.append(xp.where(size > 0, size, 1).astype(real))
+            held = held / factors[-1]
+    return out[::-1], factors[::-1], xp.sign(held[0])
+
+
+def near_one(t: TT) -> TT:
+    """Scales a train's cores near one by powers of two; the normalised density is the same."""
+    real = linalg.factor_dtype(t.dtype)
+    return TT._unchecked(tuple(in_range(c.astype(real)).astype(c.dtype) for c in t.cores))
+
+
+def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
+    """Samples multi-indices i of a tensor train with density t_i / Σ t; also returns sign(Σ t)."""
+    if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
+        return _sample_compiled(key, t, count)
+    real = linalg.factor_dtype(t.dtype)
+    noise = one_on_host(jax.random.uniform, key, (t.order, count), real)
+    if noise is None:
+        noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
+    host = TT._unchecked(tuple(map(np.asarray, t.cores)))
+    drawn, sign = _transformed(near_one(host), noise)
+    return on_device([drawn.astype(jax.dtypes.canonicalize_dtype(int))])[0], sign
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.Array]:
+    noise = jax.random.uniform(key, (t.order, count), linalg.factor_dtype(t.dtype))
+    drawn, sign = _transformed(near_one(t), noise)
+    return drawn.astype(jax.dtypes.canonicalize_dtype(int)), sign
+
+
+def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
+    """Samples multi-indices of a train as density, from uniform variates by inverse transform.
+
+    One mode after the other by its conditional weights, of which negative ones count as zero. Where
+    none is positive, −1 stands for this mode and those after it.
+    """
+    xp: Any = np if linalg.is_host(t.cores[0]) else jnp
+    real = linalg.factor_dtype(t.dtype)
+    rights, _, sign = sums_to_the_right(t)
+    left = xp.ones((noise.shape[1], 1), real)
+    alive = xp.ones(noise.shape[1], bool)
+    drawn = []
+    for core, right, u in zip(t.cores, rights, noise, strict=True):
+        rows = einsum("br,rns->bns", left, core.astype(real))
+        weights = einsum("bns,s->bn", rows, right)
+        sums = xp.cumsum(xp.where(weights > 0, weights, 0), axis=1)
+        total = sums[:, -1]
+        alive = alive & (total > 0) & xp.isfinite(total)
+        # The last index of positive weight, where roundoff puts the variate at the very end.
+        last = xp.argmax(sums == total[:, None], axis=1)
+        index = xp.minimum(xp.sum(sums <= (u * total)[:, None], axis=1), last)
+        left = xp.take_along_axis(rows, index[:, None, None], axis=1)[:, 0]
+        size = xp.max(xp.abs(left), axis=1, keepdims=True)
+        left = left / xp.where(size > 0, size, 1).astype(real)
+        drawn.append(xp.where(alive, index, -1))
+    return xp.stack(drawn, axis=1), sign

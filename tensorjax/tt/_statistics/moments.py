@@ -1,12 +1,13 @@
-"""Moments of a train's entries under a product distribution, all or conditional on some modes."""
+"""Moments of a train's entries under a product distribution, and its probabilities, checked."""
 
 from collections.abc import Sequence
 from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import add, scale
@@ -14,7 +15,6 @@ from tensorjax.tt._arrays.elementwise import power as powered
 from tensorjax.tt._arrays.mode_products import contract_modes
 from tensorjax.tt._arrays.reductions import Axis, _kept, _modes
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
-from tensorjax.tt._statistics.weights import checked_weights
 
 
 @overload
@@ -90,3 +90,47 @@ def moment(
         # Orthogonal, for powers of the two terms of x − E[x] would cancel where they are alike.
         t = orthogonalize(add(t, scale(_kept(contract_modes(t, vectors), t, axis), -1)), 0)
     return contract_modes(powered(t, power, tol=tol, rank=rank) if power > 1 else t, vectors)
+
+
+def checked_weights(weights: Sequence[Any] | None, t: TT) -> list[Any]:
+    """Normalises weights of a train's mode indices to probabilities; ValueError for wrong ones.
+
+    Raises:
+      ValueError: wrong counts or shapes, negative weights or a sum of zero, where they are known.
+    """
+    real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
+    if weights is None:
+        return [np.full(n, 1 / n, real) for n in t.shape]
+    given = _check.several("weights", weights, "vectors, one a mode")
+    if len(given) != t.order:
+        raise ValueError(f"weights: expected {t.order} vectors, one a mode, got {len(given)}")
+    return [_probabilities(k, w, t.shape[k], real) for k, w in enumerate(given)]
+
+
+def _probabilities(k: int, w: Any, n: int, dtype: Any) -> Any:
+    if w is None:
+        return np.full(n, 1 / n, dtype)
+    array = w if isinstance(w, jax.Array) else np.asarray(w, float)
+    if array.shape != (n,) or jnp.iscomplexobj(array):
+        raise ValueError(f"weights[{k}]: expected a real vector ({n},), got shape {array.shape}")
+    if not _check.is_traced(array):
+        array = np.asarray(array, float)
+        total = array.sum()
+        if not (np.isfinite(total) and total > 0 and (array >= 0).all()):
+            raise ValueError(
+                f"weights[{k}]: expected finite weights of at least 0, not all zero, got {array}"
+            )
+        return (array / total).astype(dtype)
+    return (array / array.sum()).astype(dtype)
+
+
+def averages(t: TT, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Averages each core over its mode's probabilities; also returns the weighted deviations."""
+    out = []
+    for core, w in zip(t.cores, weights, strict=True):
+        xp = np if linalg.is_host(core) else jnp
+        slices = xp.swapaxes(core, 0, 1)
+        w = xp.asarray(w, xp.finfo(core.dtype).dtype)[:, None, None]
+        mean = (w.astype(core.dtype) * slices).sum(0)
+        out.append((mean, xp.sqrt(w).astype(core.dtype) * (slices - mean[None])))
+    return out

@@ -29,7 +29,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
-from tensorjax.tt._statistics.weights import averages, checked_weights
+from tensorjax.tt._statistics.moments import averages, checked_weights
 
 # A standard deviation so many powers of two above roundoff of the mean is taken from the centred
 # train.

@@ -50,9 +50,12 @@ _TAIL = 0.03
 # Two rounds in a row that lower the error by no more than this are the last ones.
 _ROUNDS, _LOWER = 12, 0.9
 # Parts of f that are looked for where an error stands out, at most; what their errors are at least,
-# times the tolerance; and the share of all evaluations for random points that test a train, of so
-# many evaluations at least, but no more new points than so many times all evaluations before.
-_PARTS, _LEAST_PART, _SHARE, _LEAST_SPENT, _TIMES = 3, 10, 0.05, 100_000, 2
+# times the tolerance.
+_PARTS, _LEAST_PART = 3, 10
+# Share of all evaluations for random points that test a train. It is a share of so many evaluations
+# at least, up to the default share, but these are no more new points than so many times all
+# evaluations before.
+_SHARE, _LEAST_SPENT, _TIMES = 0.05, 100_000, 2
 # Tails of what a train lacks stand out of the errors of a train as accurate as so many units of
 # roundoff, if that is at most this part of the tolerance. It may take so many evaluations, or this
 # part of all before, and no more than were made before the random points; and degrees up to so many
@@ -138,8 +141,8 @@ def interpolate(
       vectorized: False if f takes one point (d,), and gives a scalar or (components,).
       components: number of components of a vector-valued f; None if its values are scalars.
       options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
-        lines go through too), ``search`` (0.05: the share of all evaluations, or of 100 000, for
-        random points; 0 for no tests beyond a thousand of them, nor a train more accurate than
+        lines go through too), ``search`` (0.05: the share of all evaluations for random points,
+        5000 at least; 0 for no tests beyond a thousand of them, nor a train more accurate than
         asked), ``jit``, ``executor``, ``dtype`` and ``on_error``: with "return" an error of f, or
         an interrupt, once there is a train gives the best one, with status "failed".
 
@@ -305,10 +308,11 @@ class _Work:
     def again(self, found: Fit, *, more: bool = False) -> Fit:
         """Measures an interpolation's error again, with more test points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
-        spent = self.values.spent[0]
-        wanted = share * max(spent, _LEAST_SPENT) - self.tests.random
-        count = int(min(wanted, _TIMES * spent, self.values.left / 2))
-        if count > self.tests.random // 2:
+        spent, random = self.values.spent[0], self.tests.random
+        asked = share / (1 - share) * (spent - random) - random  # then the share of all
+        least = min(min(share, _SHARE) * _LEAST_SPENT - random, _TIMES * spent)
+        count = int(min(max(asked, least), self.values.left / 2))
+        if count > random // 2:
             self.tests.extend(found.bases, count)
         error, std, largest = self.tests.error(found.bases, found.cast)
         return found._replace(error=error, std=std, largest=largest)
@@ -347,7 +351,9 @@ class _Work:
         spent = self.values.spent[0]
         calls = int(
             min(
-                max(_SHARP_CALLS, spent // _SHARP_PART), spent // (1 + _TIMES), self.values.left / 2
+                max(_SHARP_CALLS, spent // _SHARP_PART),
+                spent // (1 + _TIMES),
+                self.values.left / 2,
             )
         )
         if not self.free or tol > _SHARPER * self.tol or calls < _TESTED:

@@ -16,6 +16,7 @@ from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._evaluation.evaluate import evaluate as entries_of
 from tensorjax.tt._inner_products import inner as trains_inner
 from tensorjax.tt._inner_products import norm as trains_norm
+from tensorjax.tt.patches import arithmetic_on_host
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
 
@@ -173,7 +174,9 @@ def sum(p: PatchedTT) -> jax.Array:
 
     Source: ours.
     """
-    return _total(_patched(p).dtype, [reductions.sum(t) for t in p.trains])
+    if arithmetic_on_host.on_host(_patched(p)):
+        return arithmetic_on_host.sum(p)
+    return _total(p.dtype, [reductions.sum(t) for t in p.trains])
 
 
 @placed
@@ -191,6 +194,10 @@ def inner(x: PatchedTT | TT, y: PatchedTT | TT) -> jax.Array:
 
     Raises:
       ValueError: another shape.
+      OverflowError: on a CPU, the dtype cannot hold the value.
+
+    Concrete trains on a CPU are NumPy's here and in `sum`, `norm` and `to_dense`: patches have
+    trains of many ranks, and no program is compiled for each.
 
     Example:
       >>> from tensorjax import tt
@@ -203,12 +210,13 @@ def inner(x: PatchedTT | TT, y: PatchedTT | TT) -> jax.Array:
     x, y = (PatchedTT(t.shape, [()], [t]) if isinstance(t, TT) else t for t in (x, y))
     if _patched(x).shape != _patched(y).shape:
         raise ValueError(f"y: expected shape {x.shape}, got {y.shape}")
-    pairs = [
-        trains_inner(item(s, b[len(a) :] or ...), item(t, a[len(b) :] or ...))
-        for a, s in zip(x.prefixes, x.trains, strict=True)
-        for b, t in zip(y.prefixes, y.trains, strict=True)
-        if a[: len(b)] == b[: len(a)]
-    ]
+    if arithmetic_on_host.on_host(x, y):
+        return arithmetic_on_host.inner(x, y)
+    pairs = []
+    for i, j in arithmetic_on_host.overlapping(x.prefixes, y.prefixes):
+        a, b = x.prefixes[i], y.prefixes[j]
+        s, t = item(x.trains[i], b[len(a) :] or ...), item(y.trains[j], a[len(b) :] or ...)
+        pairs.append(trains_inner(s, t))
     return _total(jnp.result_type(x.dtype, y.dtype), pairs)
 
 
@@ -234,7 +242,10 @@ def norm(p: PatchedTT) -> jax.Array:
 
     Source: ours.
     """
-    if not _overlap(_patched(p).prefixes):
+    overlaps = _overlap(_patched(p).prefixes)
+    if arithmetic_on_host.on_host(p):
+        return arithmetic_on_host.norm(p, overlaps=overlaps)
+    if not overlaps:
         norms = jnp.stack([trains_norm(t) for t in p.trains])
         largest = linalg.where_positive(jnp.max(norms), 1.0)
         return largest * linalg.root(jnp.sum((norms / largest) ** 2))

@@ -13,6 +13,7 @@ from tensorjax.tt._algebra import kron
 from tensorjax.tt._constructors import unit
 from tensorjax.tt._products import linear_combination
 from tensorjax.tt._to_dense import to_dense as dense_of
+from tensorjax.tt.patches import arithmetic_on_host
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
 
@@ -39,6 +40,8 @@ def to_dense(p: PatchedTT) -> jax.Array:
     """
     if not isinstance(p, PatchedTT):
         raise TypeError(f"p: expected a PatchedTT, got {type(p).__name__}")
+    if arithmetic_on_host.on_host(p):
+        return arithmetic_on_host.to_dense(p)
     out = jnp.zeros(p.shape, p.dtype)
     for prefix, train in zip(p.prefixes, p.trains, strict=True):
         out = out.at[prefix].add(dense_of(train).astype(p.dtype))

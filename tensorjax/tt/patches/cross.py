@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
@@ -24,6 +23,7 @@ from tensorjax.tt._cross.function_calls import Executor, Jit
 from tensorjax.tt._cross.sampled_function import Oracle, Rescaled
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd.from_dense import from_dense
+from tensorjax.tt.patches.arithmetic_on_host import norm_of
 from tensorjax.tt.patches.conversion import by_parent, joined
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 from tensorjax.tt.patches.patches_info import ADVICE, PatchesInfo, Status
@@ -142,25 +142,17 @@ class _Leaf:
     fits: bool  # within the tolerance
 
 
-def _norm(train: TT) -> float:
-    """Computes the norm of a patch's train on the host: no program for each of their many ranks."""
-    cores, exponent = right_orthogonal(
-        [np.asarray(c, np.result_type(c.dtype, np.float64)) for c in train.cores]
-    )
-    return float(np.ldexp(np.linalg.norm(cores[0]), exponent))
-
-
 def _pieces(found: _Leaf, size: int) -> list[_Leaf]:
     """Returns the parts of a fitted patch, one an index of its first mode, with shares of error.
 
     So they have of what the norm of f is beyond that of the train, which may lack a part of f.
     """
-    whole = 0.0 if found.train is None else _norm(found.train)
+    whole = 0.0 if found.train is None else norm_of(found.train)
     lacks = math.sqrt(max(found.norm - whole, 0.0)) * math.sqrt(found.norm + whole)
     out = []
     for digit in range(size):
         train = None if found.train is None else item(found.train, digit)
-        norm = math.hypot(0.0 if train is None else _norm(train), lacks / math.sqrt(size))
+        norm = math.hypot(0.0 if train is None else norm_of(train), lacks / math.sqrt(size))
         error, std = found.error / math.sqrt(size), found.std / math.sqrt(size)
         out.append(_Leaf(train, norm, error, std, False))
     return out
@@ -234,7 +226,7 @@ class _Splitting:
         if found.train is None or max(found.train.ranks) <= self._max_rank:
             return found
         train = rounding.round(found.train, rank=self._max_rank)
-        size, kept = _norm(found.train), _norm(train)
+        size, kept = norm_of(found.train), norm_of(train)
         lost = math.sqrt(max(size - kept, 0.0)) * math.sqrt(size + kept)
         error = math.hypot(found.error, lost)
         # The norm stays that of the patch before, which stands for f: errors are relative to f.
@@ -290,7 +282,7 @@ class _Splitting:
         if info.status == "zero":
             return _Leaf(None, 0.0, 0.0, math.inf, True)
         # The error is relative to f, whose norm is that of a train that is near, but no other's.
-        size = _norm(train)
+        size = norm_of(train)
         if not info.error + 2 * info.error_std < _NEAR:
             size = max(size, self._sampled_norm(prefix, rest))
         error = info.error if math.isfinite(info.error) else 1.0
@@ -307,7 +299,7 @@ class _Splitting:
             return _Leaf(None, 0.0, 0.0, 0.0, True)
         dense = values.reshape(*rest, *values.shape[1:]).astype(self._kind)
         train = from_dense(dense, tol=self.tol)
-        size = _norm(train)
+        size = norm_of(train)
         return _Leaf(train, size, self.tol * size, 0.0, True)
 
     def _part(self, prefix: Prefix) -> Callable[[np.ndarray], np.ndarray]:
