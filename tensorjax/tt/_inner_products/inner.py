@@ -1,13 +1,14 @@
 """Inner product of two tensor trains."""
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 import jax
 
 from tensorjax import linalg
 from tensorjax._formats.scalar_range import held
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.known_trains import is_known
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import Train, conj
 from tensorjax.tt._broadcasting import aligned
@@ -17,7 +18,6 @@ from tensorjax.tt._inner_products.overlaps_in_programs import overlap
 
 
 @placed
-@as_train
 def inner(x: Train, y: Train) -> jax.Array:
     """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two tensor trains, a scalar.
 
@@ -50,10 +50,20 @@ def inner(x: Train, y: Train) -> jax.Array:
     sweeps, float32 in double precision, and may differ by roundoff; long ones of float32, and those
     of complex trains, are programs.
     """
+    if is_known("inner", x, y):
+        return _held(overlaps_on_host.in_one_call(cast(TT, x), cast(TT, y)), x, y)
+    return _checked_inner(x, y)
+
+
+@as_train
+def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
     value = overlaps_on_host.inner(cast(TT, x), cast(TT, y))
-    value = _inner(x, y) if value is None else value
-    powers = functools.partial(overlaps_on_host.powers, cast(TT, x), cast(TT, y))
+    return _held(_inner(x, y) if value is None else value, x, y)
+
+
+def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
+    powers = functools.partial(overlaps_on_host.powers, x, y)
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 

@@ -16,6 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.scalar_range import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.entries_on_host import near_one, on_host
@@ -34,6 +35,11 @@ def inner(x: TT, y: TT) -> jax.Array | None:
         return found
     with np.errstate(all="ignore"):
         return on_device([np.asarray(linalg.scaled(*found))])[0]
+
+
+def in_one_call(x: TT, y: TT) -> jax.Array:
+    """Computes ⟨x, y⟩ of two real tensor trains by one call of C++, which `inner` has chosen."""
+    return _overlap_in_one_call(x.cores, y.cores)
 
 
 def norm(x: TT) -> jax.Array | None:
@@ -108,7 +114,10 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     }
     chosen = choose_kernel(f"tt.{kind}", cores, **facts)
     if chosen is CPP:
-        return _overlap_in_one_call(x.cores, () if kind == "norm" else y.cores)
+        if kind == "norm":
+            return _overlap_in_one_call(x.cores, ())
+        remember(kind, x, y)
+        return in_one_call(x, y)
     if chosen is PROGRAM:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
