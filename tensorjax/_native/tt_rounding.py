@@ -8,6 +8,9 @@ import numpy as np
 
 from tensorjax._native.accepted_arrays import check_arrays, check_train
 from tensorjax._native.host_calls import addresses, call
+from tensorjax._transfer import LINE, aligned
+
+_LINE = LINE // 8  # numbers of double precision: every core begins at a whole line
 
 
 def basis_columns(
@@ -98,7 +101,8 @@ def gram_round(
         raise ValueError(f"cores: expected a train of real numbers, got cores {shapes}")
     modes = [s[1] for s in shapes]
     pointers, kept = addresses(cores, np.float64)
-    found, out = np.array(ranks, np.int64), np.empty(sum([c.size for c in cores]))
+    found, cells = np.array(ranks, np.int64), sum([c.size for c in cores])
+    out = aligned((cells + len(cores) * _LINE,), np.float64)
     sizes = np.array(modes, np.int64), found
     served = call(
         "tensorjax_gram_round", len(cores), *sizes, pointers, float(share), float(most), out
@@ -108,6 +112,7 @@ def gram_round(
         return None
     results, at, (left, *rights) = [], 0, found.tolist()
     for n, right in zip(modes, rights, strict=True):
-        results.append(out[at : at + left * n * right].reshape(left, n, right))
-        at, left = at + left * n * right, right
+        size = left * n * right
+        results.append(out[at : at + size].reshape(left, n, right))
+        at, left = at - (-size // _LINE * _LINE), right
     return results
