@@ -1,4 +1,4 @@
-"""What calls with concrete trains need to know of their cores, looked at once for each train.
+"""Signatures of concrete trains, by which calls are served as calls with others alike were before.
 
 The checks of a call, and the choice of its kernel, take as long as the product of some small cores.
 Both follow from kinds, shapes, dtypes and devices alone. Cores never change: these are kept with
@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _check, _native
-from tensorjax._placement import _is_alone
+from tensorjax import _check, _native, _placement
 
 _MOST = 4096
 _NAME = "_signature"
@@ -84,7 +83,7 @@ def _signed(t: Any) -> Signature | None:
         dtypes = [c.dtype for c in cores]
         shapes = tuple([c.shape for c in cores])
         plain = all(len(s) == t._core_ndim and 0 not in s for s in shapes)
-        free = _is_alone() and not any(map(_COMMITTED, cores))
+        free = _placement._is_alone() and not any(map(_COMMITTED, cores))
         if plain and free and dtypes.count(dtypes[0]) == len(dtypes):
             if len(_signatures) >= _MOST:
                 _signatures.clear()

@@ -43,9 +43,7 @@ class Evaluator:
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """Evaluates entries at integers (batch, d), each in [−n_k, n_k); ValueError of others."""
         if indices.ndim != 2 or indices.shape[1] != len(self.cores) or not indices.size:
-            raise ValueError(
-                f"indices: expected (batch, {len(self.cores)}), got {indices.shape}"
-            )
+            raise ValueError(f"indices: expected (batch, {len(self.cores)}), got {indices.shape}")
         ids = np.require(indices, np.int64, _IN_ONE_PIECE)
         out = np.empty(len(ids), self._dtype)
         call("tensorjax_entries", *self._known, len(ids), ids, out)

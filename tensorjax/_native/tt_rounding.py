@@ -94,9 +94,7 @@ def gram_round(
     """
     shapes = [c.shape for c in cores]
     ranks = [1, *(s[-1] for s in shapes)]
-    fit = all(
-        len(s) == 3 and s[0] == r and 0 not in s for s, r in zip(shapes, ranks, strict=False)
-    )
+    fit = all(len(s) == 3 and s[0] == r and 0 not in s for s, r in zip(shapes, ranks, strict=False))
     if not fit or ranks[-1] != 1 or any(not np.can_cast(c.dtype, np.float64) for c in cores):
         raise ValueError(f"cores: expected a train of real numbers, got cores {shapes}")
     modes = [s[1] for s in shapes]

@@ -145,7 +145,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 
 def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
-    """Keeps with a map that NumPy serves JAX arrays of this shape: to ask takes as long as few rows.
+    """Keeps with a map that NumPy serves JAX arrays of a shape: to ask takes as long as few rows.
 
     Kept where that does not depend on how many calls have come before.
     """

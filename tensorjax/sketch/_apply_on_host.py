@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _blas_threads
 from tensorjax._cores.contractions import einsum
-from tensorjax._transfer import on_device
+from tensorjax._transfer import aligned, on_device
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._map_cores import merge
 from tensorjax.sketch._map_types import Dense, Kronecker
@@ -25,7 +25,11 @@ def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
             matrix = np.asarray(p.matrix)
             # Of few rows a BLAS takes less time with the map as the first factor.
             few = len(rows) < len(matrix) and rows.dtype.itemsize == 4
-            y = np.ascontiguousarray((matrix @ rows.T).T) if few else rows @ matrix.T
+            y = aligned((len(rows), len(matrix)), rows.dtype)
+            if few:
+                y[...] = (matrix @ rows.T).T
+            else:
+                np.matmul(rows, matrix.T, out=y)
             y *= 1 / math.sqrt(p.out_size)
         else:
             y = _kronecker(p, rows)

@@ -76,9 +76,9 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
 
 
 def _at_once(t: Any, indices: Any) -> jax.Array | None:
-    """Evaluates few entries of a concrete train by C++, which asks for the range of indices; or None.
+    """Evaluates few entries of a concrete train by C++, which looks at the indices; or None.
 
-    To look at the indices before takes longer than some entries do.
+    To look at them before takes longer than some entries do.
     """
     known = signature(t)
     if known is None or known.kind is not TT or type(indices) is not np.ndarray:

@@ -304,7 +304,7 @@ def _are_at_hand(cores: list[Any]) -> bool:
 
 
 def _most_of(dtype: Any) -> int:
-    """Returns how many powers of two products of cores may be off one if rounding does not scale."""
+    """Returns the powers of two that products of cores may be off one, for rounding unscaled."""
     return min(_AT_HAND, int(np.finfo(dtype).maxexp) // 2)
 
 
