@@ -56,7 +56,7 @@ def test_calls_that_are_known_agree_with_the_first_ones(name: str, seed: int) ->
     call, operands = CALLS[name], given(seed)
     first_calls.forget_first_calls()
     found = [dense(call(*operands)) for _ in range(13)]
-    eps = np.finfo(DTYPES[seed % 4]).eps
+    eps = float(np.finfo(DTYPES[seed % 4]).eps)
     for later in found[1:]:
         np.testing.assert_allclose(later, found[0], rtol=1e3 * eps, atol=1e3 * eps)
     served = not _native.status() and (name != "inner" or seed % 4 < 2)
@@ -96,7 +96,7 @@ def test_entries_of_few_indices(seed: int) -> None:
     shape = np.array(x.shape)
     ids = rng.integers(-shape, shape, (7, len(shape)))
     expected = np.asarray(tt.to_dense(x))[tuple(ids.T)]
-    eps = np.finfo(x.dtype).eps
+    eps = float(np.finfo(x.dtype).eps)
     for _ in range(2):
         np.testing.assert_allclose(tt.evaluate(x, ids), expected, rtol=1e3 * eps, atol=1e3 * eps)
     ids[3, -1] = shape[-1]

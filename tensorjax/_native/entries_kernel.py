@@ -1,13 +1,14 @@
 """C++ kernel that evaluates entries of a tensor train at multi-indices."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tensorjax._native.accepted_arrays import GRAM_DTYPES
 from tensorjax._native.host_calls import Address, address, call
 
-_IN_ONE_PIECE = ["C", "A"]
+_IN_ONE_PIECE: Any = ["C", "A"]
 
 
 class Evaluator:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
-from scipy.linalg import lapack as _lapack
+from scipy.linalg import lapack
 
 from tensorjax import _blas_threads
 from tensorjax._kernels.choice import choose_kernel
@@ -182,7 +182,8 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
     shifted = g.copy()
     shifted.reshape(-1)[:: len(g) + 1] -= tail
     # LAPACK itself: NumPy raises an error where it breaks down, which takes longer than it does.
-    factor = _lapack.zpotrf if shifted.dtype.kind == "c" else _lapack.dpotrf
+    routines: Any = lapack
+    factor = routines.zpotrf if shifted.dtype.kind == "c" else routines.dpotrf
     return not factor(shifted.T, clean=False, overwrite_a=True)[1]
 
 
