@@ -160,7 +160,9 @@ def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
         return None
     kept = getattr(p, "_leads", None)
-    return kept.get((x.shape, x.dtype)) if kept and _check.is_enabled(x.dtype) else None
+    if not kept or not _placement._is_alone() or not _check.is_enabled(x.dtype):
+        return None
+    return kept.get((x.shape, x.dtype))
 
 
 @evaluated_eagerly

@@ -16,6 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.scalar_range import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.conditions import MOST_SINGLE
 from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
@@ -116,7 +117,9 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     if chosen is CPP:
         if kind == "norm":
             return _overlap_in_one_call(x.cores, ())
-        remember(kind, x, y)
+        # Long ones of single precision are served so for their entries alone.
+        if dtype == np.float64 or _multiplications(shapes, False) <= MOST_SINGLE:
+            remember(kind, x, y)
         return in_one_call(x, y)
     if chosen is PROGRAM:
         return None
