@@ -487,6 +487,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.add": lambda g: tt.add(g.x, g.y),
     "tt.to_dense": lambda g: tt.to_dense(g.x),
     "tt.round(rank=)": lambda g: tt.round(g.twice, rank=2),
+    "tt.round(tol=), one call": lambda g: tt.round(g.twice, tol=1e-3),
     "tt.round(tol=), Gram sweep": lambda g: tt.round(g.twice, tol=1e-3, method="gram"),
     "tt.round(tol=), Gram factor": lambda g: tt.linear_combination(
         [g.x, g.x], tol=1e-3, method="gram"

@@ -14,7 +14,7 @@ import numpy as np
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.scaling import balanced
 from tensorjax._kernels.table import NUMPY
-from tensorjax._transfer import on_device
+from tensorjax._transfer import FreshArrays, on_device, on_lines
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget, in_single
 from tensorjax.linalg._subspaces.subspaces_on_host import THREADS, Asked, asked_of
@@ -127,7 +127,9 @@ def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) ->
     # What was not scaled has passed `squares_fit`: in its own dtype there is nothing to balance.
     if exponent or parts[-1].dtype != dtype:
         parts = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
-    return on_device([p.astype(dtype) for p in parts], place)
+    fresh = isinstance(parts, FreshArrays) and parts[-1].dtype == dtype
+    # Others may be views of larger arrays, or of the caller's.
+    return on_device(parts if fresh else [on_lines(p, dtype) for p in parts], place)
 
 
 def _in_range(

@@ -84,6 +84,8 @@ def on_one_device(arrays: Arrays, facts: Facts) -> bool:
     "NumPy reads them where they are; on an accelerator one program per bucket of ranks serves",
 )
 def in_cpu_memory(arrays: Arrays, facts: Facts) -> bool:
+    if _placement._is_alone():
+        return concrete.holds(arrays, facts)
     return concrete.holds(arrays, facts) and all(
         d.platform == "cpu" for c in arrays if isinstance(c, jax.Array) for d in c.devices()
     )

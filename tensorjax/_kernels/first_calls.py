@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 import jax
 
 from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Facts, condition, power
+from tensorjax._kernels.known_trains import forget_pairs
 
 _MOST_KEYS = 4096
 
@@ -119,3 +120,4 @@ def forget_first_calls() -> None:
     _repeated.clear()
     _sketched.clear()
     _evaluated.clear()
+    forget_pairs()

@@ -114,6 +114,7 @@ TABLE: dict[str, Row] = {
     "linalg.project": _host(c.wide_matrix),
     # Rounding.
     "tt.round(tol=)": _call(c.in_cpu_memory),
+    "tt.round(tol=), one call": _host(c.real, c.several),
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
@@ -203,6 +204,8 @@ REMARKS: dict[str, str] = {
     "tt.from_dense(tol=)": "with rank= too, ranks above it are cut as without tol=",
     "tt.to_dense": "NumPy measures the cores only: near one, the program does not rescale",
     "tt.round(tol=)": "the program has one bucketed rank, and is trimmed afterwards",
+    "tt.round(tol=), one call": "where Gram matrices resolve the tolerance, and products of cores "
+    "are in range; for others the next rows",
     "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
     "tt.transpose": "and tt.reverse, tt.diagonal, tt.diagonal_matrix, tt.pad_modes, "
     "tt.mode_product",

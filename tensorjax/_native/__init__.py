@@ -14,7 +14,7 @@ environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks 
 than that.
 """
 
-from tensorjax._native.entries_kernel import entries
+from tensorjax._native.entries_kernel import Evaluator, entries
 from tensorjax._native.inner_and_hadamard import (
     exact_product,
     inner,
@@ -31,6 +31,7 @@ from tensorjax._native.tt_rounding import basis_columns, gram_round, round_to_ra
 from tensorjax._native.tt_svd_small import tt_svd
 
 __all__ = [
+    "Evaluator",
     "add",
     "basis_columns",
     "entries",

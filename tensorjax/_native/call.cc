@@ -760,18 +760,44 @@ bool fits(long d, const int64_t* modes, const int64_t* ranks, const double* cons
   return widest <= kMostColumns;
 }
 
+// ‖A‖² of so many entries, summed in several parts.
+double energy(const double* a, long count) {
+  double parts[kLanes] = {};
+  long i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (long lane = 0; lane < kLanes; lane++) parts[lane] += a[i + lane] * a[i + lane];
+  for (; i < count; i++) parts[0] += a[i] * a[i];
+  double sum = 0;
+  for (const double part : parts) sum += part;
+  return sum;
+}
+
+// Whether products of the norms of a train's first cores are finite and within 2^±most.
+bool at_hand(const std::vector<long>& n, const std::vector<long>& r, const double* const* cores,
+             double most) {
+  double exponent = 0;
+  for (size_t k = 0; k < n.size(); k++) {
+    exponent += std::log2(energy(cores[k], r[k] * n[k] * r[k + 1])) / 2;
+    if (!(std::abs(exponent) < most)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 }  // namespace tensorjax
 
 // Rounds to a share of the energy: `ranks` (d + 1) become those of the result, and its cores are
-// written to `out`, one after another. 0 where Gram matrices are too coarse for that.
+// written to `out`, one after another. 0 where Gram matrices are too coarse for that, or products of
+// norms of cores leave 2^±most, if `most` is positive.
 extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* ranks,
-                                     const double* const* cores, double share, double* out) {
+                                     const double* const* cores, double share, double most,
+                                     double* out) {
   using namespace tensorjax;
   return guarded_call([&]() -> long {
     need(lapack.syevd && out, "LAPACK and room for the result are needed");
     if (!fits(d, modes, ranks, cores) || !(share >= 0)) return 0;
     const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
+    if (most > 0 && !at_hand(n, r, cores, most)) return 0;
     double work = 0;
     for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
     const int threads = threads_for(work);

@@ -1,40 +1,61 @@
 """C++ kernel that evaluates entries of a tensor train at multi-indices."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tensorjax._native.accepted_arrays import GRAM_DTYPES
-from tensorjax._native.host_calls import addresses, call
+from tensorjax._native.host_calls import Address, address, call
+
+_IN_ONE_PIECE: Any = ["C", "A"]
+
+
+class Evaluator:
+    """Evaluator of entries of one tensor train at multi-indices on the host, by a C++ kernel.
+
+    Attributes:
+      cores: arrays of NumPy in one piece, of which the kernel has the addresses.
+    """
+
+    def __init__(self, cores: Sequence[np.ndarray]) -> None:
+        """Checks the cores of a train, and finds where they are.
+
+        Args:
+          cores: (r_{k−1}, n_k, r_k) each, of one real or complex type of single or double
+            precision; computed in double precision.
+        """
+        dtype, shapes = cores[0].dtype, [c.shape for c in cores]
+        bonds = [1, *(s[-1] for s in shapes)]
+        fit = all(
+            len(s) == 3 and s[0] == b and 0 not in s for s, b in zip(shapes, bonds, strict=False)
+        )
+        one = dtype in GRAM_DTYPES and all(c.dtype == dtype for c in cores)
+        if not fit or bonds[-1] != 1 or not one:
+            raise ValueError(f"cores: expected a train of one type, got {shapes} of {dtype}")
+        self.cores = [np.require(c, requirements=["C", "A"]) for c in cores]
+        parts = 2 if dtype.kind == "c" else 1
+        places = np.array([address(c) for c in self.cores], np.uintp)
+        self._dtype = dtype
+        self._sizes = np.array([s[1] for s in shapes]), np.array(bonds), places
+        addresses = (Address(address(a)) for a in self._sizes)
+        self._known = len(cores), *addresses, parts, int(dtype.itemsize // parts == 4)
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """Evaluates entries at integers (batch, d), each in [−n_k, n_k); ValueError of others."""
+        if indices.ndim != 2 or indices.shape[1] != len(self.cores) or not indices.size:
+            raise ValueError(f"indices: expected (batch, {len(self.cores)}), got {indices.shape}")
+        ids = np.require(indices, np.int64, _IN_ONE_PIECE)
+        out = np.empty(len(ids), self._dtype)
+        call("tensorjax_entries", *self._known, len(ids), ids, out)
+        return out
 
 
 def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
     """Evaluates entries of a tensor train at multi-indices on the host, by a C++ kernel.
 
     Args:
-      cores: (r_{k−1}, n_k, r_k) each, of one real or complex type of single or double precision;
-        computed in double precision.
-      indices: integers, each in [−n_k, n_k).
+      cores: as for `Evaluator`.
+      indices: integers (batch, d), each in [−n_k, n_k).
     """
-    dtype, order = cores[0].dtype, len(cores)
-    shapes = [c.shape for c in cores]
-    bonds = [1, *(s[-1] for s in shapes)]
-    fit = all(len(s) == 3 and s[0] == b and 0 not in s for s, b in zip(shapes, bonds, strict=False))
-    if (
-        not fit
-        or bonds[-1] != 1
-        or dtype not in GRAM_DTYPES
-        or any(c.dtype != dtype for c in cores)
-    ):
-        raise ValueError(f"cores: expected a train of one type, got {shapes} of {dtype}")
-    if indices.ndim != 2 or indices.shape[1] != order or not indices.size:
-        raise ValueError(f"indices: expected (batch, {order}), got {indices.shape}")
-    pointers, kept = addresses(cores)
-    ids = np.require(indices, np.int64, ["C", "A"])
-    sizes = np.array([s[1] for s in shapes], np.int64), np.array(bonds, np.int64)
-    parts = 2 if dtype.kind == "c" else 1
-    out = np.empty(len(ids), dtype)
-    single = int(dtype.itemsize // parts == 4)
-    call("tensorjax_entries", order, *sizes, pointers, parts, single, len(ids), ids, out)
-    del kept  # until here: the pointers are to it
-    return out
+    return Evaluator(cores)(indices)

@@ -65,12 +65,13 @@ class GramRounding {
 
   const std::vector<long>& ranks() const { return t_; }
 
-  // The cores of the result, one after another.
+  // The cores of the result, one after another, each from a whole cache line on.
   void put(double* to) const {
     for (long k = 0; k < d_; k++) {
-      const long t = t_[k + 1], ld = padded(t);
-      for (long i = 0; i < t_[k] * n_[k]; i++, to += t)
-        std::copy(out_[k].data() + i * ld, out_[k].data() + i * ld + t, to);
+      const long t = t_[k + 1], ld = padded(t), rows = t_[k] * n_[k];
+      for (long i = 0; i < rows; i++)
+        std::copy(out_[k].data() + i * ld, out_[k].data() + i * ld + t, to + i * t);
+      to += whole_lines<double>(rows * t);
     }
   }
 

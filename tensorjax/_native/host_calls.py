@@ -14,18 +14,23 @@ _JOINED = 2**13  # elements of arrays that are copied together, to pass their ad
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 
 
-def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
+class Address(int):
+    """Address of memory that the caller of a C++ function holds, found before the call."""
+
+
+def addresses(arrays: Sequence[np.ndarray], dtype: Any = None) -> tuple[np.ndarray, Any]:
     """Returns the addresses of NumPy arrays for a C++ call, and an owner of their memory.
 
-    NumPy takes longer to tell an address than to copy a small array: small ones are joined.
+    NumPy takes longer to tell an address than to copy a small array: small ones are joined. They
+    are converted to ``dtype`` on the way, if it is given.
     """
     sizes = [a.size for a in arrays]
     if sum(sizes) <= _JOINED:
-        joined = np.concatenate(arrays, axis=None)
+        joined = np.concatenate(arrays, axis=None, dtype=dtype)
         starts = itertools.accumulate(sizes[:-1], initial=0)
         first, step = address(joined), joined.itemsize
         return np.array([first + step * start for start in starts], np.uintp), joined
-    held = [np.require(a, requirements=["C", "A"]) for a in arrays]
+    held = [np.require(a, dtype, ["C", "A"]) for a in arrays]
     return np.array([address(a) for a in held], np.uintp), held
 
 
@@ -34,7 +39,7 @@ def address(a: np.ndarray) -> int:
     return a.__array_interface__["data"][0]
 
 
-def call(name: str, *arguments: int | float | np.ndarray) -> int:
+def call(name: str, *arguments: int | float | np.ndarray | Address) -> int:
     """Calls a C++ function by name through ctypes, on NumPy arrays; raises if that fails.
 
     Arrays are passed by their addresses, so the caller holds them until the call has returned.
@@ -51,7 +56,9 @@ def call(name: str, *arguments: int | float | np.ndarray) -> int:
 @functools.cache
 def _function(name: str, kinds: tuple[type, ...]) -> Any:
     """Returns a C++ function of the loaded library, to be called on NumPy arrays by ctypes."""
-    one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
+    one = {int: ctypes.c_long, float: ctypes.c_double}
+    for pointer in (np.ndarray, Address):
+        one[pointer] = ctypes.c_void_p
     function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
     return function((name, loaded()[0]))
 

@@ -24,6 +24,12 @@ constexpr long kDepth = 256;  // of a packed panel
 typedef double Vector __attribute__((vector_size(kBytes), aligned(sizeof(double))));
 
 inline long padded(long n) { return (n + kPad - 1) / kPad * kPad; }
+// Numbers up to the end of the cache line where so many of them end.
+template <class T>
+inline long whole_lines(long count) {
+  constexpr long kLine = 64 / sizeof(T);
+  return (count + kLine - 1) / kLine * kLine;
+}
 inline Vector load(const double* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(double* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 

@@ -7,7 +7,10 @@ import jax
 import numpy as np
 
 from tensorjax._native.accepted_arrays import check_arrays, check_train
-from tensorjax._native.host_calls import call, contiguous
+from tensorjax._native.host_calls import addresses, call
+from tensorjax._transfer import LINE, aligned
+
+_LINE = LINE // 8  # numbers of double precision: every core begins at a whole line
 
 
 def basis_columns(
@@ -78,17 +81,36 @@ def rounded_shapes(
     ]
 
 
-def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a train in C++ to a share of its energy; None if Gram matrices are too inaccurate."""
-    cores = [contiguous(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
-    check_train(cores, 3)
-    modes = np.array([c.shape[1] for c in cores], np.int64)
-    ranks = np.array([1, *(c.shape[2] for c in cores)], np.int64)
-    pointers = np.array([c.ctypes.data for c in cores], np.uintp)
-    out = np.empty(sum(c.size for c in cores))
-    arguments = len(cores), modes, ranks, pointers, float(share), out
-    if not call("tensorjax_gram_round", *arguments):
+def gram_round(
+    cores: Sequence[np.ndarray], share: float, most: float = 0.0
+) -> list[np.ndarray] | None:
+    """Rounds a train in C++ to a share of its energy; None if Gram matrices are too inaccurate.
+
+    Args:
+      cores: (r_{k-1}, n_k, r_k) each, real, none empty; computed, and returned, in float64.
+      share: of the energy that may be discarded.
+      most: power of two that the products of norms of the first cores may be off one; where they
+        are further off, the result is None. Nothing is asked if it is 0.
+    """
+    shapes = [c.shape for c in cores]
+    ranks = [1, *(s[-1] for s in shapes)]
+    fit = all(len(s) == 3 and s[0] == r and 0 not in s for s, r in zip(shapes, ranks, strict=False))
+    if not fit or ranks[-1] != 1 or any(not np.can_cast(c.dtype, np.float64) for c in cores):
+        raise ValueError(f"cores: expected a train of real numbers, got cores {shapes}")
+    modes = [s[1] for s in shapes]
+    pointers, kept = addresses(cores, np.float64)
+    found, cells = np.array(ranks, np.int64), sum([c.size for c in cores])
+    out = aligned((cells + len(cores) * _LINE,), np.float64)
+    sizes = np.array(modes, np.int64), found
+    served = call(
+        "tensorjax_gram_round", len(cores), *sizes, pointers, float(share), float(most), out
+    )
+    del kept  # until here: the pointers are to it
+    if not served:
         return None
-    shapes = list(zip(ranks[:-1], modes, ranks[1:], strict=True))
-    ends = np.cumsum([math.prod(s) for s in shapes])
-    return [a.reshape(s) for a, s in zip(np.split(out[: ends[-1]], ends[:-1]), shapes, strict=True)]
+    results, at, (left, *rights) = [], 0, found.tolist()
+    for n, right in zip(modes, rights, strict=True):
+        size = left * n * right
+        results.append(out[at : at + size].reshape(left, n, right))
+        at, left = at - (-size // _LINE * _LINE), right
+    return results

@@ -34,7 +34,8 @@ class SmallTTSVD {
   SmallTTSVD(const std::vector<long>& n, double share, double noise, const Lapack& lapack)
       : n_(n), share_(share), noise_(noise), lapack_(lapack) {}
 
-  // Writes the cores to `out`, one after another, and their ranks (d + 1). False where a side is
+  // Writes the cores to `out`, one after another, each from a whole cache line on, and their ranks
+  // (d + 1). False where a side is
   // longer than these eigenproblems are good for, or an entry is not finite. T: of a part.
   template <class T>
   bool run(Team& team, const T* x, int64_t* ranks, T* out) {
@@ -42,11 +43,11 @@ class SmallTTSVD {
     long rest = 1, left = 1;
     for (const long n : n_) rest *= n;
     start(x, rest);
-    most_ = rest < kLarge ? kMostOfSmall : kMost;
     ranks[0] = ranks[d] = 1;
     for (long k = 0; k + 1 < d; left = ranks[k]) {
       const long rows = left * n_[k], columns = rest / n_[k];
       const long first = k;
+      most_ = rows * columns < kLarge ? kMostOfSmall : kMost;
       if (rows <= columns) {
         const long joined = join(rows, columns, &k);
         if (!split_wide(team, first, k, left, joined, left * rest / joined, ranks, &out)) return false;
@@ -84,8 +85,8 @@ class SmallTTSVD {
   }
 
   static constexpr long kJoined = 32;  // rows of joined modes: their Gram matrix costs one pass
-  // Longer sides are for random sketches, which arrays of fewer entries than kLarge gain nothing by.
-  static constexpr long kMost = 96, kMostOfSmall = 160, kLarge = 1L << 17;
+  // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
+  static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
   // Sides from here on are tried for a low rank, of one part in kSteps at most; the share of what a
   // bond may discard that such a basis may miss.
@@ -94,6 +95,9 @@ class SmallTTSVD {
   // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
   // kSafe two.
   static constexpr double kUpright = 0.5, kSafe = 1.5e-6;
+  // Smallest energy of a direction beside the largest at which roundoff of the products with
+  // eigenvectors is below that of single precision.
+  static constexpr double kSharp = 1e-8;
 
   // Rows of the unfolding after the modes from `*k` on that are split together; *k: the next mode.
   long join(long rows, long columns, long* k) const {
@@ -129,7 +133,8 @@ class SmallTTSVD {
       long t = 0;
       if (!basis(m, &g, &t)) return false;
       ranks[k + 1] = t;
-      *out = put(u_.data(), m * t, *out);
+      put(u_.data(), m * t, *out);
+      *out += whole_lines<T>(kParts * m * t);
       if (t < m && k + 1 < last) w = projected(w, m, t, after);
       cut = cut || t < m;
       p = extended(p, done, r, n, t);
@@ -179,7 +184,8 @@ class SmallTTSVD {
       if (kParts == 2)
         times(rows, wide, columns, at_ + rows * columns, columns, 1, turned.data(), wide, y.data(),
               wide, panel_.data(), false, true);
-      orthonormalise(rows, t, &y, &r, nullptr);
+      if (!(std::is_same_v<T, float> && sharp_ && normalise(rows, t, &y, &r)))
+        orthonormalise(rows, t, &y, &r, nullptr);
       b_.resize(kParts * t * columns);  // B = R Vᴴ
       products(t, columns, wide, r.data(), v.data(), b_.data());
       if (kParts == 2) products(t, columns, wide, r.data(), turned.data(), &b_[t * columns]);
@@ -193,10 +199,12 @@ class SmallTTSVD {
         for (long i = 0; i < t; i++)
           put(&r[i * wide + part * padded(t)], columns, &b_[(part * t + i) * columns]);
     }
+    T* to = *out;
     for (long i = 0; i < rows; i++)
       for (long j = 0; j < t; j++)
         for (long part = 0; part < kParts; part++)
-          *(*out)++ = static_cast<T>(y[i * wide + part * padded(t) + j]);
+          *to++ = static_cast<T>(y[i * wide + part * padded(t) + j]);
+    *out += whole_lines<T>(kParts * rows * t);
     replaced();
     ranks[k + 1] = t;
     return true;
@@ -238,6 +246,27 @@ class SmallTTSVD {
           x = {h[i * wide + j] + h[(ld + i) * wide + ld + j],
                h[i * wide + ld + j] - h[j * wide + ld + i]};
       }
+  }
+
+  // Y (rows × t) = Q R with a diagonal R, for Y = A V with eigenvectors V: its columns are orthogonal
+  // but for roundoff of the largest beside the smallest. False where single precision would show it.
+  static bool normalise(long rows, long t, Numbers* y, Numbers* r) {
+    const long ld = padded(t), wide = kParts * ld;
+    Numbers squares(ld, 0.0), inverse(ld, 0.0);
+    for (long i = 0; i < rows; i++)
+      for (long part = 0; part < kParts; part++) {
+        const double* row = y->data() + i * wide + part * ld;
+        for (long j = 0; j < t; j++) squares[j] += row[j] * row[j];
+      }
+    const auto [least, most] = std::minmax_element(squares.begin(), squares.begin() + t);
+    if (!(*least > kSharp * *most)) return false;
+    for (long j = 0; j < t; j++) {
+      (*r)[j * wide + j] = std::sqrt(squares[j]);
+      inverse[j] = 1 / (*r)[j * wide + j];
+    }
+    for (long i = 0; i < kParts * rows; i++)
+      for (long j = 0; j < t; j++) (*y)[i * ld + j] *= inverse[j];
+    return true;
   }
 
   // Y (rows × t) = Q R; Q takes the place of Y. By Cholesky's factorisation of the Gram matrix of
@@ -371,10 +400,12 @@ class SmallTTSVD {
     if (tail_ < 0) tail_ = share_ * total;
     const double allowed = std::max(tail_ - noise_ * total, 0.0);
     *t = m;
+    sharp_ = false;
     if (whole_ && m >= kWhole && definite(*g, m, tail_ + noise_ * total)) return unit(m);
     if (m >= kPivoted && of_low_rank(m, *g, total, allowed, t)) return true;
     Numbers values(m);
     if (!eigenvectors(m, g, values.data())) return false;
+    sharp_ = true;
     long gone = 0;
     for (double sum = std::max(values[0], 0.0); gone + 1 < m && sum <= allowed;)
       sum += std::max(values[++gone], 0.0);
@@ -485,7 +516,7 @@ class SmallTTSVD {
   const Lapack& lapack_;
   long most_ = kMost;
   double tail_ = -1;
-  bool whole_ = true;
+  bool whole_ = true, sharp_ = false;  // whether the basis is of eigenvectors up to roundoff
   const double* at_ = nullptr;  // A
   Numbers a_, b_, panel_ = Numbers(3 * kLanes * kDepth);
   Small u_;

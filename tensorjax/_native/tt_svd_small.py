@@ -7,6 +7,7 @@ import numpy as np
 
 from tensorjax._native.accepted_arrays import GRAM_DTYPES
 from tensorjax._native.host_calls import call
+from tensorjax._transfer import LINE, FreshArrays, aligned, on_lines
 
 
 def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None:
@@ -24,18 +25,21 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
         )
     x = np.require(x, requirements=["C", "A"])
     modes, ranks = np.array(x.shape, np.int64), np.empty(x.ndim + 1, np.int64)
-    out = np.empty(_most_entries(x.shape), x.dtype)
+    line = LINE // x.dtype.itemsize
+    out = aligned((_most_entries(x.shape) + line * x.ndim,), x.dtype)
     parts = 2 if x.dtype.kind == "c" else 1
     single = int(x.dtype.itemsize // parts == 4)
     arguments = x.ndim, modes, parts, single, x, float(share), float(noise), ranks, out
     if not call("tensorjax_tt_svd", *arguments):
         return None
-    cores, at, found = [], 0, ranks.tolist()
+    found, places, at = ranks.tolist(), [], 0
     for left, n, right in zip(found[:-1], x.shape, found[1:], strict=True):
         size = left * n * right
-        cores.append(out[at : at + size].reshape(left, n, right))
-        at += size
-    return cores
+        places.append((at, at + size, (left, n, right)))
+        at -= -size // line * line
+    if at < len(out) // 2:  # what is not needed is not kept
+        out = on_lines(out[:at], x.dtype)
+    return FreshArrays(out[start:end].reshape(shape) for start, end, shape in places)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,11 +7,13 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import sparse as jsparse
 
-from tensorjax import _check, tt
+from tensorjax import _check, _placement, tt
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.conditions import fast_by_blas
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
@@ -24,6 +26,7 @@ from tensorjax.sketch._train_input import project_train
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
+_MOST_SHAPES = 64  # of rows for which a map keeps that NumPy serves them
 
 
 @overload
@@ -79,6 +82,9 @@ def apply(p: Projection, x: Any) -> Any:
     `ttrp` maps: one product per mode, or per core of a train. For the others see their
     constructors.
     """
+    lead = _known_lead(p, x)
+    if lead is not None:
+        return _finite(x, *_apply_on_host.project(p, x, lead))
     if not isinstance(p, Projection):
         raise TypeError(
             f"p: expected a random map, as from sketch.ttrp(key, N, M), got {type(p).__name__}"
@@ -115,11 +121,17 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
     chosen = _kernel(p, x)
     if chosen is NUMPY:
+        _remember(p, x, lead)
         y, finite = _apply_on_host.project(p, x, lead)
     elif chosen is ROUNDED:
         y, finite = _project_host(p, np.asarray(x), lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
+    return _finite(x, y, finite)
+
+
+def _finite(x: Any, y: jax.Array, finite: Any) -> jax.Array:
+    """Returns the image of rows; raises ValueError if it is not finite because they are not."""
     if not _known_true(finite):
         _check.finite("x", x)
     return y
@@ -130,6 +142,27 @@ def _kernel(p: Projection, x: Any) -> Kernel:
     blas = isinstance(p, Dense | Kronecker) and x.dtype == p.dtype
     facts = {"dtype": x.dtype, "map": p, "blas_map": blas, "dense": isinstance(p, Dense)}
     return choose_kernel("sketch.apply", (x,), **facts)
+
+
+def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
+    """Keeps with a map that NumPy serves JAX arrays of a shape: to ask takes as long as few rows.
+
+    Kept where that does not depend on how many calls have come before.
+    """
+    if _placement._is_alone() and fast_by_blas.holds((x,), {"dense": isinstance(p, Dense)}):
+        kept = vars(p).setdefault("_leads", {})
+        if len(kept) < _MOST_SHAPES:
+            kept[x.shape, x.dtype] = lead
+
+
+def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
+    """Returns the batch axes of rows that NumPy is known to serve for a map; None of others."""
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
+        return None
+    kept = getattr(p, "_leads", None)
+    if not kept or not _placement._is_alone() or not _check.is_enabled(x.dtype):
+        return None
+    return kept.get((x.shape, x.dtype))
 
 
 @evaluated_eagerly

@@ -14,6 +14,7 @@ from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
 from tensorjax._formats.scalar_range import held, power_of_ten
 from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.known_trains import is_known
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
@@ -26,7 +27,6 @@ NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of no
 
 
 @placed
-@as_train
 def inner(x: Train, y: Train) -> jax.Array:
     """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two tensor trains, a scalar.
 
@@ -59,10 +59,20 @@ def inner(x: Train, y: Train) -> jax.Array:
     sweeps, float32 in double precision, and may differ by roundoff; long ones of float32, and those
     of complex trains, are programs.
     """
+    if is_known("inner", x, y):
+        return _held(_overlaps.in_one_call(cast(TT, x), cast(TT, y)), x, y)
+    return _checked_inner(x, y)
+
+
+@as_train
+def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
     value = _overlaps.inner_on_host(cast(TT, x), cast(TT, y))
-    value = _inner(x, y) if value is None else value
-    powers = functools.partial(_overlaps.powers, cast(TT, x), cast(TT, y))
+    return _held(_inner(x, y) if value is None else value, x, y)
+
+
+def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
+    powers = functools.partial(_overlaps.powers, x, y)
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 

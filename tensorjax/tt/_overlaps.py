@@ -16,6 +16,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.scalar_range import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.conditions import MOST_SINGLE
+from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
@@ -38,6 +40,11 @@ def inner_on_host(x: TT, y: TT) -> jax.Array | None:
         return found
     with np.errstate(all="ignore"):
         return on_device([np.asarray(linalg.scaled(*found))])[0]
+
+
+def in_one_call(x: TT, y: TT) -> jax.Array:
+    """Computes ⟨x, y⟩ of two real tensor trains by one call of C++, which `inner` has chosen."""
+    return _overlap_in_one_call(x.cores, y.cores)
 
 
 def norm_on_host(x: TT) -> jax.Array | None:
@@ -112,7 +119,12 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     }
     chosen = choose_kernel(f"tt.{kind}", cores, **facts)
     if chosen is CPP:
-        return _overlap_in_one_call(x.cores, () if kind == "norm" else y.cores)
+        if kind == "norm":
+            return _overlap_in_one_call(x.cores, ())
+        # Long ones of single precision are served so for their entries alone.
+        if dtype == np.float64 or _multiplications(shapes, False) <= MOST_SINGLE:
+            remember(kind, x, y)
+        return in_one_call(x, y)
     if chosen is PROGRAM:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):

@@ -10,6 +10,7 @@ from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._formats.arithmetic_operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, TTMatrix, known, single
+from tensorjax._kernels.known_trains import is_known
 from tensorjax._placement import placed
 from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
@@ -73,6 +74,8 @@ def hadamard(
     leave the range of the dtype; under a transformation and on other devices bring the trains into
     range first (`normalize`).
     """
+    if tol is None and rank is None and is_known("hadamard", x, y):
+        return _products_on_host.in_one_call(x, y, "hadamard")
     x, y = broadcast_aligned(x, y)
     for name, t in (("x", x), ("y", y)):
         if t.cores[0].ndim != t._core_ndim:  # all else has been asked
@@ -121,6 +124,8 @@ def matvec(
     Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`. On CPUs,
     ``rank`` is served by compiled sweeps for real trains, as in `round`.
     """
+    if tol is None and rank is None and is_known("matvec", a, x):
+        return _products_on_host.in_one_call(a, x, "matvec")
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
     known("a", a)
@@ -166,6 +171,8 @@ def matmul(
 
     Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`.
     """
+    if tol is None and rank is None and is_known("matmul", a, b):
+        return _products_on_host.in_one_call(a, b, "matmul")
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
     known("a", a)

@@ -20,6 +20,7 @@ from tensorjax._cores.scaling import factors_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.entries_on_host import on_host
@@ -71,13 +72,19 @@ def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
     chosen = choose_kernel(f"tt.{kind}", cores, dtype=dtype, **facts)
     if chosen is PROGRAM:
         return None
-    made = TTMatrix if kind == "matmul" else type(y)
     if chosen is CPP:
-        return made._unchecked(tuple(_product_in_one_call(x.cores, y.cores, kind != "hadamard")))
+        remember(kind, x, y)
+        return in_one_call(x, y, kind)
     left, right, _ = factors()
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
-    return made._unchecked(tuple(on_device(out)))
+    return (TTMatrix if kind == "matmul" else type(y))._unchecked(tuple(on_device(out)))
+
+
+def in_one_call(x: Any, y: Any, kind: str) -> Any:
+    """Computes an exact product of tensor trains by one call of C++, which `product` has chosen."""
+    made = TTMatrix if kind == "matmul" else type(y)
+    return made._unchecked(tuple(_product_in_one_call(x.cores, y.cores, kind != "hadamard")))
 
 
 _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)

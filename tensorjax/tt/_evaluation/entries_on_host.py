@@ -6,6 +6,7 @@ a matrix product, while XLA gathers a matrix for each.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.known_trains import signature
 from tensorjax._kernels.table import CPP, HOST
 
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
@@ -26,6 +28,7 @@ _FEW = 4
 _SHARED, _MATRIX = 64, 256
 # Rows per index from which on slices are laid out one after another before they are gathered.
 _AGAIN = 8
+_DELETED = operator.methodcaller("is_deleted")
 _NEAR = 4  # powers of two that norms of cores may be off one
 
 
@@ -37,10 +40,14 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
     """
+    known = signature(t)
+    shapes = [c.shape for c in t.cores] if known is None else known.shapes
+    facts = {"shapes": shapes, "batch": len(indices)}
+    if known and choose_kernel("tt.evaluate, entries", t.cores, HOST, **facts) is CPP:
+        return _evaluator(t)(indices)
     cores = on_host(t.cores, linalg.factor_dtype(t.dtype))
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
-    facts = {"shapes": [c.shape for c in cores], "batch": len(indices)}
     if choose_kernel("tt.evaluate, entries", cores, HOST, **facts) is CPP:
         return _native.entries(cores, indices)
     with (
@@ -55,6 +62,15 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
             for k in range(0, len(indices), _ROWS)
         ]
         return np.concatenate(out) if len(out) > 1 else out[0]
+
+
+def _evaluator(t: TT) -> _native.Evaluator:
+    """Returns the C++ kernel for entries of a concrete train, which is kept with it."""
+    found = vars(t).get("_evaluator")
+    # Of a deleted array NumPy tells so, as elsewhere.
+    if found is None or any(map(_DELETED, t.cores)):
+        found = vars(t)["_evaluator"] = _native.Evaluator([np.asarray(c) for c in t.cores])
+    return found
 
 
 def on_host(cores: Sequence[Any], dtype: Any) -> Cores:

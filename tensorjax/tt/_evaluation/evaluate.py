@@ -14,7 +14,8 @@ from tensorjax._cores.contractions import merge
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import NUMPY
+from tensorjax._kernels.known_trains import signature
+from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static, planned
 from tensorjax._transfer import on_device
@@ -56,6 +57,8 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
 
     Source: Oseledets (2011), eq. (1.3). Ours: the tables.
     """
+    if (out := _at_once(t, indices)) is not None:
+        return out
     single("t", t, TT)
     # Asked for once: to tell the sizes of all cores takes longer than a few entries do in C++.
     shapes = tuple([c.shape for c in t.cores])
@@ -70,6 +73,26 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
         out = out.astype(dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
+
+
+def _at_once(t: Any, indices: Any) -> jax.Array | None:
+    """Evaluates few entries of a concrete train by C++, which looks at the indices; or None.
+
+    To look at them before takes longer than some entries do.
+    """
+    known = signature(t)
+    if known is None or known.kind is not TT or type(indices) is not np.ndarray:
+        return None
+    (*batch, last), count = indices.shape or (0,), len(known.shapes)
+    if len(batch) != 1 or last != count or indices.dtype != np.int64:
+        return None
+    facts = {"shapes": known.shapes, "batch": batch[0]}
+    if choose_kernel("tt.evaluate, entries", t.cores, HOST, **facts) is not CPP:
+        return None
+    try:
+        return on_device([entries_on_host.entries(t, indices, ())])[0]
+    except ValueError:  # an index out of range, or another dtype: `evaluate` says which
+        return None
 
 
 @jax.jit

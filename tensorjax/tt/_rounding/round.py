@@ -10,6 +10,7 @@ matrix, so that the singular subspace of A_k F_k is that of the whole unfolding:
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +26,10 @@ from tensorjax._cores.scaling import balanced, evened
 from tensorjax._cores.truncation_sweeps import svd_round
 from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, NUMPY, TRACE
+from tensorjax._kernels.known_trains import signature
+from tensorjax._kernels.table import CPP, HOST, NUMPY, TRACE
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
@@ -39,6 +41,8 @@ from tensorjax.tt._rounding.orthogonalize import Train, are_small
 # Cores are not rescaled by rounding on the host where the product of the norms of all up to any one
 # of them is within 2^±_AT_HAND.
 _AT_HAND = 200
+# The last core takes the norm where its entries are within 2^±_LAST; see `balanced`.
+_LAST = 99
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
 
@@ -102,6 +106,10 @@ def round(
     is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
     where it lies under `shard_map`.
     """
+    if method == "auto" and rank is None and key is None and oversample is None:
+        out = _at_once(t, tol)
+        if out is not None:
+            return out
     single("t", t)
     linalg.choose(method, None, t.dtype)
     _check.tol_or_rank(tol, rank, t)
@@ -113,14 +121,13 @@ def round(
 
 @folded
 def _round(t: Any, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> Any:
-    t = t if _check.is_traced(t) else _in_range(t)
     ranks = None
     if key is not None:
         _check.key(key)
     if rank is not None:
         ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
     if t.order == 1:
-        return t
+        return _in_range(t)
     out = _compressed(t, tol, ranks, method, key, extra)
     if rank is not None and ranks is not None:
         shape = padded_ranks(rank, ranks, [t])
@@ -137,6 +144,7 @@ def _compressed(
             return out
         if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
             return padded_to(out, ranks)
+    t = _in_range(t)
     if ranks is None:
         bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
         ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
@@ -200,6 +208,7 @@ def _by_xla(
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     """Rounds a tensor train within a relative error on the host, the NumPy kernel of `tt.round`."""
+    t = _in_range(t)
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -216,8 +225,54 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     return trim(t)  # exact: roundoff alone is larger than what may be discarded
 
 
+def _at_once(t: Any, tol: Any) -> Any:
+    """Rounds a real train by one call of C++, which looks at the range of its cores; or None.
+
+    None also where Gram matrices are too inaccurate. `_dynamic` comes to the same result by more
+    calls, which take longer than to round small cores.
+    """
+    known = signature(t)
+    if known is None or type(tol) is not float:
+        return None
+    order, dtype = len(known.shapes), known.dtype
+    if choose_kernel("tt.round(tol=), one call", t.cores, HOST) is not CPP:
+        return None
+    share = _share_by_gram(tol, order, dtype)
+    if share is None:
+        return None
+    cores = [np.asarray(c) for c in t.cores]
+    if known.kind is TTMatrix:
+        cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
+    found = _native.gram_round(cores, share, _most_of(dtype))
+    if not found:
+        return None
+    top = float(np.abs(found[-1]).max())
+    found = found if 2.0**-_LAST < top < 2.0**_LAST else balanced(found)
+    if known.kind is TTMatrix:
+        modes = [s[1:-1] for s in known.shapes]
+        found = [c.reshape(len(c), *n, -1) for c, n in zip(found, modes, strict=True)]
+    if dtype != np.float64:
+        found = [c.astype(dtype) for c in found]
+    return known.kind._unchecked(tuple(on_device(found)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _share_by_gram(tol: float, order: int, dtype: np.dtype) -> float | None:
+    """Returns the share of energy that a train's rounding by Gram matrices may discard, or None.
+
+    None where they do not resolve it, or where the result would have to be measured.
+    """
+    if not 0 < tol < math.inf:
+        return None
+    share, doubtful = budget(tol, order, np.dtype(np.float64), dtype)
+    served = linalg.choose("auto", share / (order - 1), np.float64, levels=1)
+    return share if served == "gram" and not doubtful else None
+
+
 def _in_range(t: TT) -> TT:
-    """Checks that a tensor train to round is finite; scales it where the rounding may overflow."""
+    """Checks that a concrete train to round is finite; scales it where rounding may overflow."""
+    if _check.is_traced(t):
+        return t
     cores = [np.asarray(c) for c in t.cores]
     dtype = np.dtype(linalg.factor_dtype(t.dtype))
     if _are_at_hand([c.astype(dtype, copy=False) for c in cores]):
@@ -245,8 +300,12 @@ def _are_at_hand(cores: list[Any]) -> bool:
         _blas_threads.one_thread(True),
     ):  # more than one would go on spinning
         product = np.cumsum(np.log2([linalg.energy(wide(c)) for c in cores])) / 2
-    top = int(np.finfo(cores[0].dtype).maxexp)
-    return bool(np.abs(product).max() < min(_AT_HAND, top // 2))
+    return bool(np.abs(product).max() < _most_of(cores[0].dtype))
+
+
+def _most_of(dtype: Any) -> int:
+    """Returns the powers of two that products of cores may be off one, for rounding unscaled."""
+    return min(_AT_HAND, int(np.finfo(dtype).maxexp) // 2)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

@@ -1,0 +1,163 @@
+"""Calls whose kernel is known from calls before, and memory that results share with the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import _native, _placement, _transfer, sketch, tt
+from tensorjax._kernels import first_calls, known_trains
+
+DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
+CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "hadamard": lambda x, y, a, b: tt.hadamard(x, y),
+    "hadamard of matrices": lambda x, y, a, b: tt.hadamard(a, b),
+    "matvec": lambda x, y, a, b: tt.matvec(a, x),
+    "matmul": lambda x, y, a, b: tt.matmul(a, b),
+    "inner": lambda x, y, a, b: tt.inner(x, y),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX counts one device: elsewhere calls are looked at one by one."""
+    monkeypatch.setattr(_placement, "_is_alone", lambda: True)
+
+
+def cores(rng: np.random.Generator, modes: list[tuple[int, ...]], dtype: Any) -> list[Any]:
+    ranks = [1, *rng.integers(1, 4, len(modes) - 1).tolist(), 1]
+    shapes = [(ranks[k], *n, ranks[k + 1]) for k, n in enumerate(modes)]
+    wide = np.result_type(dtype, np.float64)
+    draws = [rng.standard_normal(s).astype(wide) for s in shapes]
+    if wide == np.complex128:
+        draws = [d + 1j * rng.standard_normal(d.shape) for d in draws]
+    return [jnp.asarray(d, dtype) for d in draws]
+
+
+def given(seed: int) -> tuple[Any, Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    dtype, order = DTYPES[seed % 4], int(rng.integers(2, 6))
+    n = rng.integers(1, 5, order).tolist()
+    x, y = (tt.TT(cores(rng, [(m,) for m in n], dtype)) for _ in range(2))
+    a, b = (tt.TTMatrix(cores(rng, [(m, m) for m in n], dtype)) for _ in range(2))
+    return x, y, a, b
+
+
+def dense(found: Any) -> np.ndarray:
+    return np.asarray(tt.to_dense(found) if isinstance(found, tt.TT | tt.TTMatrix) else found)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_that_are_known_agree_with_the_first_ones(name: str, seed: int) -> None:
+    call, operands = CALLS[name], given(seed)
+    first_calls.forget_first_calls()
+    found = [dense(call(*operands)) for _ in range(13)]
+    eps = float(np.finfo(DTYPES[seed % 4]).eps)
+    for later in found[1:]:
+        np.testing.assert_allclose(later, found[0], rtol=1e3 * eps, atol=1e3 * eps)
+    served = not _native.status() and (name != "inner" or seed % 4 < 2)
+    assert bool(known_trains._known) == served
+    # Nothing of it is used where values are traced, nor where shapes differ.
+    traced = jax.jit(lambda x, y, a, b: call(x, y, a, b))(*operands)
+    np.testing.assert_allclose(dense(traced), found[0], rtol=1e3 * eps, atol=1e3 * eps)
+    x, y, a, b = operands
+    with pytest.raises(ValueError, match="expected"):
+        call(x if name == "matvec" else tt.kron(x, x), y, tt.kron(a, a), b)
+
+
+def test_trains_that_have_no_signature() -> None:
+    x, y, *_ = given(1)
+    committed = jax.device_put(x, jax.devices()[0])
+    mixed = tt.TT((x.cores[0].astype(np.float32), *x.cores[1:]))
+    batch = jax.tree.map(lambda c: c[None], x)
+    hosted = tt.TT._unchecked(tuple(np.asarray(c) for c in x.cores))
+    for t in (committed, mixed, batch, hosted, tt.TT._unchecked((None, 3)), 3, np.ones(2)):
+        assert known_trains.signature(t) is None
+    assert known_trains.signature(x) is known_trains.signature(tt.TT(x.cores))
+    assert (known_trains.signature(x) is known_trains.signature(y)) == (x.ranks == y.ranks)
+
+
+def test_wide_trains_are_refused_where_jax_has_no_wide_types() -> None:
+    x, y, *_ = given(1)
+    for _ in range(12):
+        tt.hadamard(x, y)
+    with jax.enable_x64(False), pytest.raises(TypeError, match="jax_enable_x64"):
+        tt.hadamard(x, y)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_entries_of_few_indices(seed: int) -> None:
+    x = given(seed)[0]
+    rng = np.random.default_rng(seed)
+    shape = np.array(x.shape)
+    ids = rng.integers(-shape, shape, (7, len(shape)))
+    expected = np.asarray(tt.to_dense(x))[tuple(ids.T)]
+    eps = float(np.finfo(x.dtype).eps)
+    for _ in range(2):
+        np.testing.assert_allclose(tt.evaluate(x, ids), expected, rtol=1e3 * eps, atol=1e3 * eps)
+    ids[3, -1] = shape[-1]
+    with pytest.raises(ValueError, match="expected mode"):
+        tt.evaluate(x, ids)
+    x.cores[0].delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        tt.evaluate(x, ids[:2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_by_one_call_keeps_tolerance_and_range(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    high = float(np.finfo(dtype).max) ** 0.5
+    for scale in (1.0, high, 1 / high):
+        for kind, modes in ((tt.TT, [(3,)] * 4), (tt.TTMatrix, [(2, 3)] * 3)):
+            draws = cores(rng, modes, dtype)
+            draws[0], draws[1] = draws[0] * dtype(scale), draws[1] / dtype(scale)
+            x: Any = kind(draws)
+            found = tt.round(x + x, tol=1e-3)
+            assert (type(found), found.dtype) == (kind, dtype)
+            assert all(r <= s for r, s in zip(found.ranks, x.ranks, strict=True))
+            assert float(tt.distance(found, 2 * x)) <= 1e-3 * float(tt.norm(2 * x))
+    zero = tt.zeros((3, 3, 3), dtype)
+    assert tt.round(zero + zero, tol=1e-3).ranks == (1, 1, 1, 1)
+    bad = tt.TT([jnp.full((1, 2, 1), v, dtype) for v in (1, np.nan)])
+    with pytest.raises(ValueError, match="finite"):
+        tt.round(bad, tol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_share_no_memory_of_the_caller(dtype: Any) -> None:
+    """Memory on whole cache lines is taken as it is: that of arguments must be copied."""
+    rng = np.random.default_rng(5)
+    for shape in ((7,), (6, 5), (40, 4, 30)):
+        x = _transfer.on_lines(rng.standard_normal(shape), dtype)
+        for method in ("auto", "svd"):
+            t = tt.from_dense(x, tol=1e-4, method=method)
+            before = np.array(tt.to_dense(t))
+            kept = x.copy()
+            x[...] = 0
+            np.testing.assert_array_equal(tt.to_dense(t), before)
+            x[...] = kept
+
+
+def test_memory_on_whole_lines_is_shared() -> None:
+    for size in (0, 1, 5, 1000):
+        host = _transfer.on_lines(np.arange(size), np.float32)
+        assert host.__array_interface__["data"][0] % _transfer.LINE == 0 or not size
+        np.testing.assert_array_equal(_transfer.on_device([host])[0], np.arange(size))
+
+
+def test_rows_of_a_map_are_looked_at_again_where_they_differ() -> None:
+    p = sketch.gaussian(jax.random.key(0), 12, 4, dtype=np.float32)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 12)), np.float32)
+    first = np.asarray(sketch.apply(p, x))
+    np.testing.assert_allclose(sketch.apply(p, x), first, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(sketch.apply)(p, x), first, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="finite"):
+        sketch.apply(p, x.at[2, 3].set(jnp.nan))
+    with pytest.raises(ValueError, match="last axis"):
+        sketch.apply(p, x[:, :7])
+    committed = jax.device_put(x, jax.devices()[0])
+    np.testing.assert_allclose(sketch.apply(p, committed), first, rtol=1e-5, atol=1e-6)
