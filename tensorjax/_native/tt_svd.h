@@ -271,7 +271,7 @@ class SmallTTSVD {
 
   // Y (rows × t) = Q R; Q takes the place of Y. By Cholesky's factorisation of the Gram matrix of
   // columns of length one, twice unless they are nearly orthogonal; by reflections where roundoff
-  // would take too much of it. See `orthonormalized` of tensorjax/linalg/_cholesky_qr.py.
+  // would take too much of it. See `orthonormalized` of tensorjax/linalg/_qr.py.
   // known: YᴴY (t × t), if the caller has it.
   //
   // Of a complex G the real matrix of blocks (a, −b; b, a) is factored, one for every entry a + ib:
