@@ -1,7 +1,7 @@
 """Paths of plain keys to the leaves of a parameter tree, and the layers that they name."""
 
 from collections.abc import Container, Hashable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -25,9 +25,25 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a parameter tree to leaves, and a tuple of plain keys as path of each."""
+    """Flattens a parameter tree to leaves, and a tuple of plain keys as path of each.
+
+    Raises:
+      ValueError: two leaves with one path.
+    """
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
+    paths = tuple(tokens(path) for path, _ in pairs)
+    if len(set(paths)) < len(paths):
+        raise_repeated(next(path for path in paths if paths.count(path) > 1))
+    return paths, [leaf for _, leaf in pairs], structure
+
+
+def raise_repeated(path: Path) -> NoReturn:
+    """Raises ValueError for a path of plain keys that two leaves of a parameter tree have."""
+    raise ValueError(
+        f"params: expected a path of its own for every array, got two at "
+        f"{'/'.join(map(str, path))!r}; a number and texts like '7' and '07' are one key here: "
+        "rename one of them"
+    )
 
 
 def parameter_of(path: Path, known: Container[Path]) -> Path | None:

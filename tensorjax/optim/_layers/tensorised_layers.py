@@ -25,7 +25,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
-from tensorjax.optim._layers.parameter_paths import Path, flatten, parts
+from tensorjax.optim._layers.parameter_paths import Path, flatten, parts, raise_repeated
 
 Bond = tuple[int, int]  # position of a core in its layer, and the axis
 
@@ -387,9 +387,12 @@ def _copies(path: Path, count: int) -> list[Path]:
 
 
 def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
+    node = out
     for key in path[:-1]:
-        out = out.setdefault(str(key), {})
-    out[str(path[-1])] = leaf
+        node = node.setdefault(str(key), {})
+    if str(path[-1]) in node:  # of a layer in a stacked one, by the number of one of the copies
+        raise_repeated(path)
+    node[str(path[-1])] = leaf
 
 
 def _key(path: Path) -> Path:
