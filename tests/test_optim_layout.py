@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from tensorjax import optim
-from tensorjax.optim._layers.tensorised_layers import Stacks, find
+from tensorjax.optim._stacked_layers import Stacks
+from tensorjax.optim._tensorised_layers import find
 
 
 def ones(*shape: int) -> jax.Array:

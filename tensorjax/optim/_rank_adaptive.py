@@ -10,13 +10,26 @@ import optax
 
 from tensorjax import _check
 from tensorjax._typing import Optimizer
-from tensorjax.optim._layers.tensorised_layers import Layout, Stacks, gated
-from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
-from tensorjax.optim._size_polynomial import Measure, check_flops, checked, polynomial, total
-from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
-from tensorjax.optim._target.target_cuts import sizes_of_all
+from tensorjax.optim._gate_updates import Gates
+from tensorjax.optim._options_and_state import (
+    UNKNOWN,
+    Options,
+    RankAdaptiveState,
+    Switch,
+    Weight,
+    known,
+)
+from tensorjax.optim._sizes_and_ranks import (
+    Measure,
+    check_flops,
+    checked,
+    polynomial,
+    sizes_of_all,
+    total,
+)
+from tensorjax.optim._stacked_layers import Stacks
 from tensorjax.optim._target.target_update import towards_target
-from tensorjax.optim._threshold_pruning import Gates
+from tensorjax.optim._tensorised_layers import Layout, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
-from tensorjax.optim._state import RankAdaptiveState, unknown
+from tensorjax.optim._options_and_state import RankAdaptiveState, unknown
 from tensorjax.optim._trial_cuts import GIVEN_UP, limit
 
 Verdict = Literal["running", "converged", "infeasible", "collapsed"]

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._linear_over_axes import flat
+from tensorjax.nn._linear_layers import flat
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
 from tensorjax.nn._models.spec_candidates import (
@@ -24,8 +24,7 @@ from tensorjax.nn._models.spec_candidates import (
 )
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
-from tensorjax.nn._models.tied_layers import Found, ties
-from tensorjax.nn._models.traversal import check_module
+from tensorjax.nn._models.traversal import Found, check_module, ties
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 
 Init = Literal["svd", "random"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax.nn._certificates import Certificate, certificates
-from tensorjax.nn._linear_over_axes import TensorLinearGeneral
+from tensorjax.nn._linear_layers import TensorLinearGeneral
 
 Shape = tuple[int, ...]
 

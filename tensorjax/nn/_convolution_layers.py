@@ -8,7 +8,7 @@ from flax import nnx
 
 from tensorjax import contract
 from tensorjax.nn import _initializers, _weight_networks
-from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import ones, values
