@@ -31,7 +31,6 @@ from experiments.comera import (
     methods,
     pruning,
     report,
-    settings,
     sizes,
     speed,
     tasks,
@@ -39,7 +38,7 @@ from experiments.comera import (
 )
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
-from experiments.comera.config import Config
+from experiments.comera.config import SETTINGS, Config
 from experiments.comera.data._types import Tabular, TabularTask
 from experiments.comera.methods import Options
 from experiments.comera.store import Store
@@ -304,7 +303,7 @@ def test_sizes_are_weighed_in_units_of_the_cores_at_the_start(task: tasks.Task) 
 
 
 def test_stages_and_evaluations_are_those_of_the_task_unless_told() -> None:
-    setting = settings.SETTINGS["code", "default"]
+    setting = SETTINGS["code", "default"]
     budget = Config().budget("code")
     assert (budget.early, budget.evaluations) == (setting.options.early, setting.evaluations)
     assert budget.rates == setting.rates

@@ -14,13 +14,12 @@ from typing import Any
 import jax
 
 from experiments import Run
-from experiments.comera import figure, planted, report, sizes, speed
+from experiments.comera import planted, report, sizes, speed
 from experiments.comera.board import Board
 from experiments.comera.compare import Comparison, trainings
-from experiments.comera.config import Config
-from experiments.comera.loading import load
+from experiments.comera.config import NAMES as TASKS
+from experiments.comera.config import Config, load
 from experiments.comera.methods import NAMES, Options
-from experiments.comera.settings import NAMES as TASKS
 from experiments.comera.store import Store
 from experiments.comera.tasks import Task
 
@@ -47,7 +46,7 @@ def run(config: Config, run: Run) -> None:
                 steps += speed.rows(comparison, found[name][1])
         if found:
             run.table("steps", steps, caption=STEPS.format(speed.ROUNDS))
-            run.figure("comera", figure.overview(found), caption=CAPTION)
+            run.figure("comera", report.overview(found), caption=CAPTION)
             run.compare(*_outcome(run, list(found)))
         if "planted" in config.tasks:
             _planted(config, run)

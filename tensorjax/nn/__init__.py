@@ -42,7 +42,6 @@ axes. `tensorjax.optim` finds the ranks in training.
 from tensorjax import _extras
 
 with _extras.needed_by(__name__):
-    from tensorjax.nn._certificates import Certificate
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
     from tensorjax.nn._convolution_base import ConvPlan, TensorConv
     from tensorjax.nn._convolution_conversion import from_conv, to_conv
@@ -73,6 +72,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._models.summary import certificates, summary
     from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, TTMatrix, Tucker
+    from tensorjax.nn._tensor_layers import Certificate
 
 __all__ = [
     "CP",

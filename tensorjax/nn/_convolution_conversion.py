@@ -10,7 +10,6 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.contract._numpy_einsum import numpy_einsum
-from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._dense_weights import (
@@ -24,6 +23,7 @@ from tensorjax.nn._dense_weights import (
     truncated_modes,
 )
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]
 _CLASSES: dict[str, type[TensorConv]] = {

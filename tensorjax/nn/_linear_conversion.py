@@ -8,7 +8,6 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._dense_weights import (
     Gates,
     certify,
@@ -23,6 +22,7 @@ from tensorjax.nn._dense_weights import (
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, mark_linear, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 

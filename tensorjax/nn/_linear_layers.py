@@ -12,12 +12,13 @@ from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._mode_factors import bounded, paired_modes, train_ranks
+from tensorjax.nn._mode_factors import paired_modes, train_ranks
 from tensorjax.nn._parameters import mark_linear, ones, values
+from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
-class TTLinear(TensorLinear):
+class TTLinear(TrainWeight, TensorLinear):
     """Linear layer whose weight is a tensor train with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes, those of the input first:
@@ -80,27 +81,6 @@ class TTLinear(TensorLinear):
     factors: Saxe, McClelland, Ganguli, "Exact solutions to the nonlinear dynamics of learning in
     deep linear neural networks" (ICLR 2014, arXiv 1312.6120); that a train is drawn so is ours.
     """
-
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = train_ranks(rank, self.modes)
-        shapes = _weight_networks.train(self.modes, len(self.in_shape), ranks).shapes
-        split = len(self.in_shape)
-        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
-        self.cores = nnx.List(drawn)
-        self.gates = ones(ranks, self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the linear layer's weight."""
-        return tuple(core.shape[-3] for core in self.cores[1:])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a TT linear layer."""
-        return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT linear layer's weight, multiplied by its gates."""
-        return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TTMatrixLinear(TensorLinear):
@@ -188,7 +168,7 @@ class TTMatrixLinear(TensorLinear):
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
-class TuckerLinear(TensorLinear):
+class TuckerLinear(TuckerWeight, TensorLinear):
     """Linear layer whose weight is in Tucker format with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
@@ -226,29 +206,8 @@ class TuckerLinear(TensorLinear):
       ((8, 8), (8, 12), (4, 4, 4, 4))
     """
 
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = bounded(rank, self.modes, "mode")
-        factors, split = list(zip(self.modes, ranks, strict=True)), len(self.in_shape)
-        drawn = _initializers.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
-        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
-        self.gates = ones(ranks, self.param_dtype)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks of the linear layer's Tucker weight."""
-        return tuple(self.core.shape[-len(self.modes) :])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a Tucker linear layer."""
-        return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns factors and core of a Tucker linear layer's weight, multiplied by its gates."""
-        factors, gates = values(self.factors), values(self.gates)
-        return _weight_networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
-
-
-class CPLinear(TensorLinear):
+class CPLinear(CanonicalWeight, TensorLinear):
     """Linear layer whose weight is in CP format: a gated sum of R products of vectors.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
@@ -282,27 +241,6 @@ class CPLinear(TensorLinear):
       >>> nn.CPLinear(64, 96, rank=10, order=2, rngs=nnx.Rngs(0)).numbers
       466
     """
-
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        enough = math.prod(self.modes) // max(self.modes)
-        (terms,) = bounded(rank, [enough], "sum")
-        shapes = [(n, terms) for n in self.modes]
-        drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
-        self.factors = nnx.List(drawn)
-        self.gates = ones([terms], self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """CP-rank R of the linear layer's weight, the number of terms, as a tuple (R,)."""
-        return (self.factors[0].shape[-1],)
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a CP linear layer."""
-        return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP linear layer's weight, multiplied by its gate."""
-        return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])
 
 
 class TensorLinearGeneral(nnx.Module):

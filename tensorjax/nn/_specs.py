@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._typing import DTypeLike, PrecisionLike
-from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_conversion import ConvFormat, from_conv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
@@ -24,6 +23,7 @@ from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
+from tensorjax.nn._tensor_layers import Certificate
 
 
 @dataclasses.dataclass(frozen=True)

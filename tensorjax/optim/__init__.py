@@ -48,12 +48,7 @@ with _extras.needed_by(__name__):
     from tensorjax.optim._checkpoints import load, save
     from tensorjax.optim._options_and_state import RankAdaptiveState
     from tensorjax.optim._pruning import canonical, prune
-    from tensorjax.optim._quantized_cores import (
-        Quantized,
-        dequantize,
-        quantize,
-        straight_through,
-    )
+    from tensorjax.optim._quantized_cores import Quantized, dequantize, quantize, straight_through
     from tensorjax.optim._rank_adaptive import rank_adaptive
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size

@@ -8,10 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 from tensorjax import _check
-from tensorjax.optim._sizes_and_ranks import Measure
+from tensorjax.optim._gate_updates import Gates
+from tensorjax.optim._sizes_and_ranks import Measure, polynomial, sizes_of_all, total
+from tensorjax.optim._tensorised_layers import Layout, trainable
 from tensorjax.optim._trial_cuts import UNKNOWN
+from tensorjax.optim._trial_cuts import fresh as fresh_watch
 
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None
@@ -269,3 +274,155 @@ class RankAdaptiveState(NamedTuple):
     tick: Any
     met: Any
     inner: Any
+
+
+def initial(
+    options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
+) -> RankAdaptiveState:
+    """Initialises `rank_adaptive`: builds its state for given parameters and checks options."""
+    measure, rows, by = options.measure, options.rows, options.by
+    check_lookahead(params)
+    layout = trainable(params, options.keep_one)
+    full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
+    leaves = jax.tree.leaves(params)
+    if not _check.is_traced(leaves):
+        _check_reachable(layout, full, options)
+    gates = Gates.of(layout)
+    flat = gates.join([leaves[k] for k in layout.gates])
+    form = polynomial(layout, measure, rows)
+    live = form.of_living(gates.per_bond(flat > options.threshold))
+    zeros = {k: jnp.zeros_like(leaves[k]) for k in layout.gates}
+    saved, worth = layout.by_path(zeros), {}
+    if by is not None:
+        worth = layout.by_path({k: jnp.zeros_like(x, jnp.float32) for k, x in zeros.items()})
+    own = inner.init(params)
+    if _holds(own, optax.LookaheadState):
+        raise ValueError(_LOOKAHEAD)
+    state = fresh(float(full), options, own, saved, worth, flat.size)
+    if by is not None:
+        ranks = jnp.sum(flat != 0).astype(jnp.float32)
+        whole = live + ranks if options.compress_to is not None else live
+        target = jnp.asarray(_target(layout, leaves, options)).astype(jnp.float32)
+        state = state._replace(size_target=target, met=whole <= target)
+    _check_proximal(state.inner, options.proximal)
+    if options.keep_one:
+        ones = np.minimum(gates.lengths, 1).astype(np.float32)
+        state = state._replace(least=form.of_living(jnp.array(ones)))
+    parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
+    smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
+    return state._replace(
+        size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
+    )
+
+
+def fresh(
+    full: float, options: Options, inner: Any, saved: Any, worth: Any, gates: int
+) -> RankAdaptiveState:
+    """Builds the state of `rank_adaptive` at the beginning of a training.
+
+    Args:
+      full: size of the layers.
+      saved: zeros for all gates, in dicts by the keys of their paths.
+      worth: likewise, or none.
+      gates: how many there are.
+    """
+
+    # Every field an array of its own: buffers that are shared cannot be donated.
+    def number(x: Any) -> jax.Array:
+        return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
+
+    def count() -> jax.Array:
+        return jnp.zeros((), jnp.int32)
+
+    return RankAdaptiveState(
+        count=count(),
+        late=jnp.zeros((), bool),
+        loss=number(0.0),
+        mass=number(0.0),
+        size=number(full),
+        least=number(0.0),
+        loss_target=number(options.loss_target),
+        size_target=number(options.size_target),
+        scale=number(full if options.size_scale is None else options.size_scale),
+        best=number(None),
+        stalled=count(),
+        skipped=count(),
+        rests=jnp.ones((0,), bool),
+        watch=fresh_watch(saved, gates, options.chance),
+        worth=worth,
+        full=number(full),
+        smallest=number(1.0),
+        by=jnp.array(options.by or 0, jnp.int32),
+        tick=jnp.array(-1, jnp.int32),
+        met=jnp.zeros((), bool),
+        inner=inner,
+    )
+
+
+def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
+    """Returns the target model size; ValueError if it is too small even with all ranks one."""
+    ones = [(1,) * len(layer.gates) for layer in layout.layers]
+    least = total(layout, ones, options.measure, options.rows)
+    if options.size is not None:
+        if known(options.size) and options.size < least:
+            raise ValueError(
+                f"size: expected at least {least}, that of all ranks one, got {options.size!r}"
+            )
+        return options.size
+    dense, outside = sizes_of_all(layout, leaves)
+    left = (dense + outside) / options.compress_to - outside  # type: ignore[operator]
+    need = least + sum(len(layer.gates) for layer in layout.layers)
+    if known(options.compress_to) and left < need:
+        raise ValueError(
+            f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
+            f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
+            f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
+            f"the model, as nn.tensorize(model, compress_to={options.compress_to!r}) does for this "
+            "target, or give size, of the tensorised layers alone"
+        )
+    return left
+
+
+_LOOKAHEAD = (
+    "inner: expected an optimiser of one set of parameters, got optax.lookahead, which does not "
+    "hand the loss on either; average the parameters outside, from update `by` on, or take "
+    "optax.contrib.schedule_free_adamw"
+)
+
+
+def check_lookahead(params: Any) -> None:
+    """Raises ValueError for parameters of `optax.lookahead`, which does not hand the loss on."""
+    if isinstance(params, optax.LookaheadParams):
+        raise ValueError(_LOOKAHEAD)
+
+
+def _check_proximal(inner: Any, proximal: Any) -> None:
+    if proximal is not None and _holds(inner, optax.MultiStepsState):
+        raise ValueError(
+            "proximal: expected None with optax.MultiSteps inside, where it would act in every "
+            "mini-step; put optax.MultiSteps around rank_adaptive"
+        )
+
+
+def _holds(state: Any, kind: type) -> bool:
+    """Whether an optimiser state contains a state of a given Optax type."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
+
+
+def _check_reachable(layout: Layout, full: int, options: Options) -> None:
+    """Raises ValueError if a rank-adaptive optimiser's size target is below that of ranks one."""
+    if not options.keep_one or options.switch is None:
+        return
+    ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
+    least = total(layout, ones, options.measure, options.rows)
+    if known(options.size_target) and options.size_target < least:  # type: ignore[operator]
+        raise ValueError(
+            f"size_target: expected at least {least}, the size of all ranks one, got "
+            f"{options.size_target!r}; keep_one=False lets whole layers go"
+        )
+    if known(options.size_fraction) and options.size_fraction * full < least:  # type: ignore[operator]
+        raise ValueError(
+            f"size_fraction: expected at least {least / full:.4g}, the share that all ranks one "
+            f"have of {full}, got {options.size_fraction!r}; keep_one=False lets whole layers go"
+        )

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 
@@ -218,6 +219,31 @@ def gated(params: Any) -> Layout:
             "parameters are not masked"
         )
     return layout
+
+
+def trainable(params: Any, keep_one: bool) -> Layout:
+    """Finds the layers that the rank-adaptive optimiser trains; ValueError for invalid gates."""
+    layout = gated(params)
+    leaves = jax.tree.leaves(params)
+    for layer in layout.layers:
+        for number, gate in enumerate(leaves[k] for k in layer.gates):
+            seen = not _check.is_traced(gate) and getattr(gate, "is_fully_addressable", True)
+            if seen and gate.size:
+                _check_gate(f"{layer.name}/gates/{number}", np.asarray(gate), keep_one)
+    return layout
+
+
+def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
+    if gate.min() < 0:
+        raise ValueError(
+            f"{where}: expected gates >= 0, got {gate.min():.4g}; take its absolute value, and the "
+            "sign into a core beside it"
+        )
+    if keep_one and not gate.any():
+        raise ValueError(
+            f"{where}: expected a gate that is not zero, got none; pass keep_one=False where a "
+            "layer may be its bias alone"
+        )
 
 
 def _layer(path: Path, group: dict[str, Any], leaves: list[Any]) -> Layer | None:

@@ -36,8 +36,12 @@ NUMBERS = (
 _DTYPES = {"sure": jnp.bool_, "given": jnp.bool_, "tried": jnp.int32, "refused": jnp.int32}
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Watch:
+class _Packed(NamedTuple):
+    numbers: Any
+    saved: Any
+
+
+class Watch(_Packed):
     """Record of losses and rank cuts of a training, to undo a cut that raises the loss to chance.
 
     The numbers stand in one vector, since every array of an optimiser's state adds some
@@ -64,8 +68,7 @@ class Watch:
       saved: values of the gates on trial, else zero, in dicts by the keys of their paths.
     """
 
-    def __init__(self, numbers: Any, saved: Any) -> None:
-        self.numbers, self.saved = numbers, saved
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name not in NUMBERS:
@@ -87,16 +90,6 @@ class Watch:
         values = [new.pop(name) if name in new else getattr(self, name) for name in NUMBERS]
         assert not new, new
         return Watch(jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in values], -1), saved)
-
-    def tree_flatten_with_keys(self) -> Any:
-        """Lists the two parts of the record of losses and cuts with their names, for JAX."""
-        keys = (jax.tree_util.GetAttrKey(name) for name in ("numbers", "saved"))
-        return tuple(zip(keys, (self.numbers, self.saved), strict=True)), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, parts: Any) -> "Watch":
-        """Builds the record of losses and cuts from its two parts, for JAX."""
-        return cls(*parts)
 
 
 class Verdict(NamedTuple):

@@ -1,10 +1,12 @@
-"""Lines of data files from users, plain or gzipped, numbered for error messages."""
+"""Files of users, read and counted, and the cache of prepared data."""
 
+import functools
 import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments._texts import cache
 from experiments._texts.types import Progress
 
 EVERY = 100_000  # lines between two reports
@@ -43,3 +45,6 @@ def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, b
             ) from error
     if progress is not None:
         progress(f"reading {path.name}", size, size)
+
+
+cached = functools.partial(cache.cached, programs=sorted(Path(__file__).parent.glob("*.py")))

@@ -1,10 +1,12 @@
-"""Token rows for encoders, from texts and from pairs of texts."""
+"""Rows of token ids, and corpora made of texts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from experiments._texts.types import Special
+from experiments._texts import bpe
+from experiments._texts.types import Corpus, Progress, Special
 
 
 def windows(encoded: Iterable[np.ndarray], length: int) -> np.ndarray:
@@ -51,3 +53,32 @@ def frame(
         row[1 : n + 1], row[n + 2 : n + m + 2] = a[:n], b[:m]
         segment[n + 2 : n + m + 3] = 1
     return tokens, segments
+
+
+def corpus(
+    texts: Mapping[str, Sequence[str]],
+    *,
+    vocabulary: int,
+    length: int,
+    facts: Mapping[str, Any],
+    progress: Progress | None,
+) -> Corpus:
+    """Builds a corpus: trains a byte-level BPE, and cuts all texts into rows of tokens.
+
+    Args:
+        texts: What is in the splits train, valid and test.
+        vocabulary: Number of tokens to train; fewer if the texts hold no more.
+        length: Tokens in a row, ``[CLS]`` and ``[SEP]`` among them.
+        facts: What is known of the texts; the numbers of tokens are added.
+        progress: Told how far the encoding is.
+    """
+    tokenizer = bpe.byte_level(texts["train"], vocabulary)
+    encoded = {name: bpe.encode(tokenizer, part, progress) for name, part in texts.items()}
+    tokens = {name: sum(map(len, part)) for name, part in encoded.items()}
+    splits = {name: windows(part, length) for name, part in encoded.items()}
+    return Corpus(
+        **splits,
+        vocabulary=tokenizer.get_vocab_size(),
+        tokenizer=tokenizer.to_str(),
+        facts={**facts, "tokens": tokens},
+    )

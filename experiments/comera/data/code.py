@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments._texts import library
 from experiments._texts.types import Corpus, Progress
-from experiments.comera.data import _cache, _corpus
+from experiments.comera.data import _files, _rows
 
 
 def load(
@@ -54,8 +54,8 @@ def load(
         texts, facts = library.texts(found, skipped, held_out=held_out, seed=seed)
         named = {"data": "Python's standard library", "python": platform.python_version()}
         facts = {**named, **facts}
-        return _corpus.corpus(
+        return _rows.corpus(
             texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
         )
 
-    return _cache.cached(cache, "code", Corpus, options, build)
+    return _files.cached(cache, "code", Corpus, options, build)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from experiments._texts import bpe
+from experiments._texts.cache import stamp
 from experiments._texts.types import Corpus, Progress
-from experiments.comera.data import _cache, _corpus, _files
+from experiments.comera.data import _files, _rows
 
 CODE = ("code", "original_string")
 PART = ("partition", "split")
@@ -46,7 +47,7 @@ def load(
         "length": length,
         "tokenizers": bpe.release(),
         "limit": limit,
-        "files": _cache.stamp(paths),
+        "files": stamp(paths),
     }
 
     def build() -> Corpus:
@@ -61,11 +62,11 @@ def load(
             "data": "CodeSearchNet",
             "functions": {name: len(part) for name, part in texts.items()},
         }
-        return _corpus.corpus(
+        return _rows.corpus(
             texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
         )
 
-    return _cache.cached(cache, "codesearchnet", Corpus, options, build)
+    return _files.cached(cache, "codesearchnet", Corpus, options, build)
 
 
 def files(path: Path) -> list[Path]:

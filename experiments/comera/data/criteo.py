@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments._texts.cache import stamp
 from experiments._texts.types import Progress
-from experiments.comera.data import _cache, _columns, _files
+from experiments.comera.data import _columns, _files
 from experiments.comera.data._types import Tabular, TabularTask
 
 INTEGERS, CATEGORIES, DAYS = 13, 26, 7
@@ -62,7 +63,7 @@ def load(
         "min_count": min_count,
         "limit": limit,
         "seed": seed,
-        "files": _cache.stamp([path]),
+        "files": stamp([path]),
     }
 
     def build() -> TabularTask:
@@ -71,7 +72,7 @@ def load(
             raise ValueError(f"{path}: expected at least {2 * DAYS} lines, to be split by order")
         return _task(chunks, rows, min_count, seed)
 
-    return _cache.cached(cache, "criteo", TabularTask, options, build)
+    return _files.cached(cache, "criteo", TabularTask, options, build)
 
 
 def _task(

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.comera.data import _cache, _columns
+from experiments._texts.cache import stamp
+from experiments.comera.data import _columns, _files
 from experiments.comera.data._types import Tabular, TabularTask
 
 if TYPE_CHECKING:
@@ -130,13 +131,13 @@ def load(
         "split": split,
         "limit": limit,
         "seed": seed,
-        "files": _cache.stamp(paths.values()),
+        "files": stamp(paths.values()),
     }
 
     def build() -> TabularTask:
         return _prepare(paths, crosses, rows, min_count, split, limit, seed)
 
-    return _cache.cached(cache, "flights", TabularTask, options, build)
+    return _files.cached(cache, "flights", TabularTask, options, build)
 
 
 def installed() -> Path:

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments._texts import bpe
+from experiments._texts.cache import stamp
 from experiments._texts.types import Progress
-from experiments.comera.data import _cache, _files, _rows
+from experiments.comera.data import _files, _rows
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -72,13 +73,13 @@ def load(
         "held_out": held_out,
         "limit": limit,
         "seed": seed,
-        "files": _cache.stamp(paths.values()),
+        "files": stamp(paths.values()),
     }
 
     def build() -> PairTask:
         return _prepare(paths, vocabulary, length, held_out, limit, seed, progress)
 
-    return _cache.cached(cache, "mnli", PairTask, options, build)
+    return _files.cached(cache, "mnli", PairTask, options, build)
 
 
 def files(folder: Path) -> dict[str, Path]:

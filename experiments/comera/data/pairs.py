@@ -26,7 +26,7 @@ import numpy as np
 
 from experiments._texts import bpe, library
 from experiments._texts.types import Progress
-from experiments.comera.data import _cache, _rows
+from experiments.comera.data import _files, _rows
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("next", "previous", "other")
@@ -89,7 +89,7 @@ def load(
         halves = functions(found, progress)
         return _task(halves, vocabulary, length, held_out, seed, progress)
 
-    return _cache.cached(cache, "pairs", PairTask, options, build)
+    return _files.cached(cache, "pairs", PairTask, options, build)
 
 
 def _task(

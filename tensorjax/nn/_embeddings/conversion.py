@@ -5,7 +5,6 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._dense_weights import (
     Gates,
     certify,
@@ -19,6 +18,7 @@ from tensorjax.nn._dense_weights import (
 from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 
 def from_embedding(

@@ -17,7 +17,6 @@ from tensorjax._kernels.choice import choose_kernel, is_cpp_default
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
-from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
@@ -26,6 +25,7 @@ from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
+from tensorjax.nn._tensor_layers import Certificate, certificates
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]

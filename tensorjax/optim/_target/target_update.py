@@ -14,23 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._gate_updates import (
-    Decision,
-    Gates,
-    core_masks,
-    gates_moved,
-    plus,
-    same_dtype,
-)
+from tensorjax.optim._gate_updates import Decision, Gates, core_masks, gates_moved, plus, same_dtype
 from tensorjax.optim._options_and_state import Options, RankAdaptiveState, Schedule, unknown
 from tensorjax.optim._packed_arrays import Counters, any_nonzero, like, padded, picked, widest
 from tensorjax.optim._pruning import least_important
 from tensorjax.optim._sizes_and_ranks import polynomial
 from tensorjax.optim._stacked_layers import Stacks
-from tensorjax.optim._target.basis_change import (
-    counters_of,
-    cut_and_changed,
-)
+from tensorjax.optim._target.basis_change import counters_of, cut_and_changed
 from tensorjax.optim._target.optimizer_moments import by_gradient, curvature_of, moments_of
 from tensorjax.optim._tensorised_layers import Layout
 from tensorjax.optim._trial_cuts import judged
