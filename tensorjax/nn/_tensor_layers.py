@@ -64,8 +64,8 @@ class Certificate:
 certificates: weakref.WeakKeyDictionary[nnx.Module, Certificate] = weakref.WeakKeyDictionary()
 
 
-class TensorLayer(nnx.Module):
-    """Base class of linear layers and convolutions whose weight is a tensor network with gates."""
+class GatedLayer(nnx.Module):
+    """Base class of layers and embeddings whose weight is a tensor network with gates."""
 
     gates: nnx.List
     param_dtype: Any
@@ -82,6 +82,19 @@ class TensorLayer(nnx.Module):
 
     @property
     @abc.abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the bonds of the layer's weight, read from its parameters' shapes."""
+
+    @abc.abstractmethod
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        """Draws the layer's initial arrays, whose weight has entries of given variance."""
+
+
+class TensorLayer(GatedLayer):
+    """Base class of linear layers and convolutions whose weight is a tensor network."""
+
+    @property
+    @abc.abstractmethod
     def modes(self) -> tuple[int, ...]:
         """Mode sizes of the layer's weight, those of the input first."""
 
@@ -94,15 +107,6 @@ class TensorLayer(nnx.Module):
     def _summed(self) -> int:
         """Number of modes of the layer's weight that are summed over for an output."""
         return self._inputs
-
-    @property
-    @abc.abstractmethod
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of the layer's weight, read from its parameters' shapes."""
-
-    @abc.abstractmethod
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the layer's initial arrays, whose weight has entries of given variance."""
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:

@@ -37,11 +37,11 @@ class TTEmbedding(Embedding):
     dense table where they are more than the plan says. No other program holds the table.
 
     A lookup in a dense table is a copy, and faster than any of these, but its gradient and the
-    update of a training step are as large as the table. On a CPU training steps are faster here
-    where distinct ids are far fewer than rows, and slower than dense where they are half as many or
-    more (``bench/layers``, group "embedding-step"). Where rows are looked up forward alone and the
-    table has room in memory, make it once: `tensorjax.nn.to_embedding`, or
-    `tensorjax.nn.detensorize` for a whole model.
+    update of a training step are as large as the table. On a CPU training steps are faster here in
+    wide tables that are asked for far fewer ids than rows, and slower than dense in narrow tables
+    and with about as many ids as rows (``bench/layers``, group "embedding-step"). Where rows are
+    looked up forward alone and the table has room in memory, make it once:
+    `tensorjax.nn.to_embedding`, or `tensorjax.nn.detensorize` for a whole model.
 
     Attributes:
       cores: list of D parameters (r_{k−1}, m_k, n_k, r_k), with r_0 = r_D = 1.
