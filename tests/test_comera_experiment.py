@@ -26,7 +26,16 @@ from rich.console import Console
 
 from experiments import Run
 from experiments.__main__ import main
-from experiments.comera import checkpoint, methods, pruning, report, sizes, speed, tasks, training
+from experiments.comera import (
+    checkpoint,
+    methods,
+    pruning,
+    report,
+    sizes,
+    speed,
+    tasks,
+    training,
+)
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.config import SETTINGS, Config

@@ -12,7 +12,7 @@ from flax import nnx
 
 from tensorjax import _native, nn
 from tensorjax.nn._embeddings.contraction_tree import in_place
-from tensorjax.nn._embeddings.merged_cores import _cost, plan_chain
+from tensorjax.nn._embeddings.lookup_plan import _cost, plan_chain
 
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
 
@@ -143,6 +143,47 @@ def test_no_other_way_to_merge_cores_is_cheaper(shapes: Any, count: int):
     chain = plan_chain(shapes, count)
     assert ways[chain.cuts] == min(ways.values())
     assert len(chain.shapes) == len(chain.cuts) - 1
+
+
+@built
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_many_distinct_ids_of_a_narrow_table_take_the_whole_of_it(dtype: Any):
+    layer = make(1000, 7, dtype, padding_idx=3)
+    above = layer.plan(1500).dense_above
+    assert above is not None
+    assert 100 < above < 1000
+    assert f"more than {above} distinct" in str(layer.plan(1500))
+    rng, tol = np.random.default_rng(0), 2e-5 if dtype == jnp.float32 else 1e-12
+    graph, params = nnx.split(layer)
+
+    @jax.jit
+    def both(p: Any, ids: jax.Array, cotangent: jax.Array) -> Any:
+        rows, pull = jax.vjp(lambda p: nnx.merge(graph, p)(ids), p)
+        return rows, pull(cotangent)[0]
+
+    for distinct in (above // 2, 1000):  # either way
+        ids = rng.choice(rng.permutation(1000)[:distinct], 1500)
+        ids[-20:-10], ids[-10:] = 3, 1000
+        cotangent = rng.standard_normal((1500, 7))
+        cotangent[-10:] = np.nan
+        rows, gradient = both(params, jnp.asarray(ids), jnp.asarray(cotangent, dtype))
+        assert np.isnan(rows[-10:]).all()
+        assert not np.any(rows[-20:-10])
+        cotangent[-10:], kept = 0, np.minimum(ids, 999)
+        expected = rows_and_pull(layer, lambda x, i=kept: x.table()[i], cotangent)
+        assert_same(rows[:-10], expected[0][:-10], tol)
+        assert_same(nnx.to_pure_dict(gradient), expected[1], 30 * tol)
+
+
+@built
+def test_wide_tables_and_few_ids_do_without_the_whole_table():
+    assert make(1000, 7).plan(255).dense_above is None
+    wide = nn.TTEmbedding(10_000, 256, rank=16, rngs=nnx.Rngs(0))
+    assert wide.plan(16_384).dense_above is None
+    narrow = nn.TTEmbedding(10_000, 16, rank=16, rngs=nnx.Rngs(0))
+    above = [narrow.plan(count).dense_above for count in (300, 3000, 30_000)]
+    assert above[0] is None
+    assert None not in above[1:]
 
 
 @built

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import optim
-from tensorjax.optim._storage import checkpoint_folders
+from tensorjax.optim import _checkpoints
 
 
 def tree(seed: int, size: int = 6) -> dict:
@@ -64,7 +64,7 @@ def test_an_interrupt_between_the_renames_loses_nothing(
             raise KeyboardInterrupt
         return rename(path, to)
 
-    monkeypatch.setattr(checkpoint_folders.Path, "rename", interrupted)
+    monkeypatch.setattr(_checkpoints.Path, "rename", interrupted)
     new = {"a": jnp.zeros(6), "n": {"b": jnp.zeros(4, int)}}
     if ended_after < 2:
         with pytest.raises(KeyboardInterrupt):

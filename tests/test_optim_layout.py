@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from tensorjax import optim
-from tensorjax.optim._layers.tensorised_layers import Stacks, find
+from tensorjax.optim._stacked_layers import Stacks
+from tensorjax.optim._tensorised_layers import find
 
 
 def ones(*shape: int) -> jax.Array:
@@ -25,6 +26,22 @@ SINGLE = {"cores": [ones(1, 9, 1)], "gates": []}
 EVERY = {"train": TRAIN, "lookup": LOOKUP, "tucker": TUCKER, "cp": CP, "single": SINGLE,
          "dense": {"kernel": ones(3, 3), "bias": ones(3)}}  # fmt: skip
 NUMBERS = {"train": 12 + 30 + 12, "lookup": 24 + 45, "tucker": 6 + 12 + 21, "cp": 52, "single": 9}
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class TwoKeys:
+    """A node of two children, whose keys no dict could hold side by side in a sorted order."""
+
+    def __init__(self, first: Any, second: Any, names: tuple[Any, Any]) -> None:
+        self.both, self.names = (first, second), names
+
+    def tree_flatten_with_keys(self) -> Any:
+        keys = (jax.tree_util.DictKey(name) for name in self.names)
+        return tuple(zip(keys, self.both, strict=True)), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: Any, both: Any) -> "TwoKeys":
+        return cls(*both, names)
 
 
 def test_size_and_ranks_of_every_format():
@@ -170,6 +187,25 @@ def test_keys_of_any_kind_lead_to_the_gates(rng) -> None:
         lambda p, s: optimizer.update(p, s, p, value=jnp.float32(1.0)), small, state
     )
     assert jax.tree.map(np.shape, moves) == jax.tree.map(np.shape, small)
+
+
+@pytest.mark.parametrize("names", [("7", "07"), ("007", "7"), (True, "1")])
+def test_keys_that_count_as_one_are_refused(names: tuple[Any, str]) -> None:
+    params = {"x": {names[0]: TRAIN}, "y": {names[1]: TRAIN}}
+    assert optim.size(params) == 2 * NUMBERS["train"]
+    both: Any = [{"x": TRAIN}, TwoKeys(TRAIN, TRAIN, names)]
+    optimizer = optim.rank_adaptive(optax.adam(1e-2), compress_to=1.5, by=4)
+    for call in (optim.size, optim.ranks, optim.labels, optimizer.init, optim.shrink):
+        with pytest.raises(ValueError, match=r"a path of its own .* rename one"):
+            call(both)
+
+
+def test_a_layer_in_a_stacked_one_is_not_taken_for_a_copy() -> None:
+    params = {"blocks": stacked(TRAIN, 2) | {"1": dict(TRAIN)}}
+    with pytest.raises(ValueError, match="two at 'blocks/1/cores/0'"):
+        optim.rank_adaptive(optax.adam(1e-2)).init(params)
+    named = {"blocks": stacked(TRAIN, 2) | {"inner": dict(TRAIN)}}
+    optim.rank_adaptive(optax.adam(1e-2)).init(named)
 
 
 def test_labels():

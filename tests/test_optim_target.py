@@ -13,14 +13,13 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
-from tensorjax.optim._gate_decisions import plus
-from tensorjax.optim._layers.tensorised_layers import gated
-from tensorjax.optim._size_polynomial import polynomial
+from tensorjax.optim._gate_updates import Gates, plus
+from tensorjax.optim._packed_arrays import Counters
+from tensorjax.optim._sizes_and_ranks import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._target import optimizer_moments as _optimizer_moments
 from tensorjax.optim._target import target_update as _target_update
-from tensorjax.optim._target.equal_kernels import Counters
-from tensorjax.optim._threshold_pruning import Gates
+from tensorjax.optim._tensorised_layers import gated
 from tensorjax.optim._trial_cuts import fresh, judged
 from tests.oracles import compilations
 

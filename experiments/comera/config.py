@@ -1,4 +1,4 @@
-"""Configuration of `comera`: options on the command line, settings and loading of every task."""
+"""Options of the experiment, settings of its tasks, and their loading: from files, or stand-ins."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from experiments import Run
-from experiments.comera import figure, planted, report, sizes, speed
+from experiments.comera import planted, report, sizes, speed
 from experiments.comera.board import Board
 from experiments.comera.compare import Comparison, trainings
 from experiments.comera.config import NAMES as TASKS
@@ -46,7 +46,7 @@ def run(config: Config, run: Run) -> None:
                 steps += speed.rows(comparison, found[name][1])
         if found:
             run.table("steps", steps, caption=STEPS.format(speed.ROUNDS))
-            run.figure("comera", figure.overview(found), caption=CAPTION)
+            run.figure("comera", report.overview(found), caption=CAPTION)
             run.compare(*_outcome(run, list(found)))
         if "planted" in config.tasks:
             _planted(config, run)

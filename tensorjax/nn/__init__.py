@@ -42,29 +42,37 @@ axes. `tensorjax.optim` finds the ranks in training.
 from tensorjax import _extras
 
 with _extras.needed_by(__name__):
-    from tensorjax.nn._certificates import Certificate
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
-    from tensorjax.nn._convolutions.conversion import from_conv, to_conv
-    from tensorjax.nn._convolutions.convolution_base import ConvPlan, TensorConv
-    from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
+    from tensorjax.nn._convolution_base import ConvPlan, TensorConv
+    from tensorjax.nn._convolution_conversion import from_conv, to_conv
+    from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
     from tensorjax.nn._embeddings.conversion import from_embedding, to_embedding
-    from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+    from tensorjax.nn._embeddings.embedding import (
+        CPEmbedding,
+        PaddedEmbed,
+        TTEmbedding,
+        TuckerEmbedding,
+    )
     from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
-    from tensorjax.nn._embeddings.padded import PaddedEmbed
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
-    from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
-    from tensorjax.nn._linear_over_axes import TensorLinearGeneral
+    from tensorjax.nn._linear_layers import (
+        CPLinear,
+        TensorLinearGeneral,
+        TTLinear,
+        TTMatrixLinear,
+        TuckerLinear,
+    )
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
     from tensorjax.nn._models.detensorize import detensorize
     from tensorjax.nn._models.linen_models import from_linen
-    from tensorjax.nn._models.model_certificates import certificates
     from tensorjax.nn._models.spec_choice import Choice, choose
-    from tensorjax.nn._models.summary import summary
+    from tensorjax.nn._models.summary import certificates, summary
     from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, TTMatrix, Tucker
+    from tensorjax.nn._tensor_layers import Certificate
 
 __all__ = [
     "CP",

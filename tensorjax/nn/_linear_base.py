@@ -1,6 +1,5 @@
 """Base class of the tensorised linear layers: checks, planning, contraction, dense weight."""
 
-import abc
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +13,14 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, _symbolic, contract
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
-from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._weight_networks import WeightNetwork
+from tensorjax.nn._tensor_layers import TensorLayer
 
 
-class TensorLinear(nnx.Module):
+class TensorLinear(TensorLayer):
     """Abstract base class of the tensorised linear layers y = x W + bias.
 
     Args:
@@ -112,37 +110,14 @@ class TensorLinear(nnx.Module):
         columns = modes(self.out_features, out_shape, order, "out_shape")
         return rows, columns if out_shape is not None else columns[::-1]
 
-    @abc.abstractmethod
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws a linear layer's initial arrays, whose weight has entries of given variance."""
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """Error certificate of a linear layer that was converted from a dense one; else None."""
-        return certificates.get(self)
-
     @property
     def modes(self) -> tuple[int, ...]:
         """Mode sizes of the linear layer's weight: first the input's, then the output's."""
         return (*self.in_shape, *self.out_shape)
 
     @property
-    @abc.abstractmethod
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of the linear layer's weight, read from its parameters' shapes."""
-
-    @property
-    def numbers(self) -> int:
-        """Number of the linear layer's parameters, gates and bias included."""
-        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
-
-    @abc.abstractmethod
-    def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of the linear layer's weight, multiplied by its gates."""
-
-    @abc.abstractmethod
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the linear layer's weight."""
+    def _inputs(self) -> int:
+        return len(self.in_shape)
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: DTypeLike | None = None) -> LayerPlan:
         """Plans the contraction of the linear layer for a batch size; estimates its cost.

@@ -1,22 +1,28 @@
 """Conversion of dense linear layers to tensorised ones, with certified errors, and back."""
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Unpack, cast, get_args, overload
+from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tensorjax import _check, tt, tucker
-from tensorjax._cores.dense_decompositions import double_of_ours
-from tensorjax.nn._certificates import Certificate, certificates
-from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
+from tensorjax import _check
+from tensorjax.nn._dense_weights import (
+    Gates,
+    certify,
+    check_gates,
+    compressed,
+    dense_matrix,
+    folded,
+    paired,
+    parameters,
+    truncated_modes,
+)
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
-from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, mark_linear, settle
+from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, mark_linear, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 
@@ -194,186 +200,3 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
     if layer.bias is not None:
         new.bias = cast(nnx.Param, layer.bias.copy())
     return new
-
-
-def compressed(
-    x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a dense layer's reshaped weight by TT-SVD; returns TT-cores and gates.
-
-    Args:
-      x: in double precision.
-      dtype: that the cores will have.
-      tol: relative error, or None.
-      rank: TT-ranks, or None.
-      gates: as for `from_linear`.
-    """
-    if not np.linalg.norm(x) > 0:
-        return _idle(x.shape, (1,) * (x.ndim - 1) if rank is None else train_ranks(rank, x.shape))
-    cores = _truncated(x, tol, rank)
-    if len(cores) == 1:
-        return cores, []
-    if not all(c.any() for c in cores):  # a tolerance of more than one allows zero
-        return _idle(x.shape, [c.shape[0] for c in cores[1:]])
-    # Of half precision only the storage is coarse: small directions are kept as well as large ones.
-    eps = min(float(jnp.finfo(dtype).eps), float(jnp.finfo(jnp.float32).eps))
-    cores, weights = canonical(cores, 16 * eps)
-    return (cores, weights) if gates == "singular values" else _shared(cores, weights)
-
-
-def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Builds trainable TT-cores and gates of a zero weight: only the last core is zero."""
-    rng, full = np.random.default_rng(0), (1, *ranks, 1)
-    shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
-    cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
-    return [*cores, np.zeros(shapes[-1])], [np.ones(r) for r in ranks]
-
-
-def canonical(
-    cores: Sequence[np.ndarray], cutoff: float
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values at a TT layer's bonds into gates; returns cores and gates.
-
-    Args:
-      cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
-      cutoff: singular values up to this share of the largest of their bond are left out.
-
-    Returns:
-      (cores, gates): gate k holds the singular values of bond k over the largest; all cores have
-      the same norm.
-    """
-    out: list[np.ndarray] = []
-    gates: list[np.ndarray] = []
-    left = cores[-1]
-    for core in cores[-2::-1]:
-        u, sigma, v = np.linalg.svd(left.reshape(left.shape[0], -1), full_matrices=False)
-        keep = max(int((sigma > cutoff * sigma[0]).sum()), 1)
-        row = v[:keep].reshape(keep, *left.shape[1:])
-        out.append(row / gates[-1] if gates else row)
-        gates.append(sigma[:keep] / sigma[0])
-        left = core @ (u[:, :keep] * sigma[:keep])
-    out.append(left / gates[-1])
-    return _balanced(out[::-1]), gates[::-1]
-
-
-def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales a TT layer's cores to equal norms; its dense weight stays the same."""
-    norms = [float(np.linalg.norm(c)) for c in cores]
-    mean = math.exp(sum(map(math.log, norms)) / len(norms))
-    return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
-
-
-def _shared(
-    cores: list[np.ndarray], gates: list[np.ndarray]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies a TT layer's cores by square roots of the gates; the gates become ones."""
-    roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
-    cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
-    return cores, [np.ones_like(g) for g in gates]
-
-
-def dense_matrix(
-    layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
-) -> np.ndarray:
-    """Returns a dense linear layer's weight in double precision, checked to be convertible.
-
-    ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
-    attributes with the matrix and with the numbers of rows and columns.
-    """
-    if type(layer) not in kinds:
-        raise TypeError(
-            f"layer: expected a flax.nnx.{kinds[0].__name__}, got {type(layer).__name__}; a "
-            f"subclass may do more than its {name} says"
-        )
-    check_plain(layer)
-    matrix, shape = concrete(getattr(layer, name)), tuple(getattr(layer, side) for side in sides)
-    if matrix.shape != shape:
-        raise ValueError(
-            f"layer.{name}: expected shape {shape}, got {matrix.shape}; convert stacked layers one "
-            "by one, then stack them"
-        )
-    _check.tol_or_rank(tol, rank)
-    check_bytes(matrix.size, np.float64, max_bytes)
-    _check.finite(f"layer.{name}", matrix)
-    host = np.asarray(matrix)
-    return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
-
-
-def folded(
-    matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
-) -> np.ndarray:
-    """Pads and reshapes a dense layer's weight matrix to a tensor of row and column modes."""
-    sides = math.prod(rows), math.prod(columns)
-    check_bytes(math.prod(sides), np.float64, max_bytes)
-    padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
-    return np.pad(matrix, padding).reshape(*rows, *columns)
-
-
-def paired(matrix: np.ndarray) -> np.ndarray:
-    """Merges row mode k with column mode k of a dense weight tensor, for a TT-matrix."""
-    order = matrix.ndim // 2
-    axes = [axis for k in range(order) for axis in (k, order + k)]
-    return matrix.transpose(axes).reshape(
-        [matrix.shape[k] * matrix.shape[order + k] for k in range(order)]
-    )
-
-
-@double_of_ours()
-def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Computes the TT-cores of a dense weight by TT-SVD, to a tolerance or given ranks."""
-    caps = None if rank is None else train_ranks(rank, x.shape)
-    if tol is not None:
-        train = tt.from_dense(x, tol=tol)
-        if caps is None or all(map(int.__le__, train.ranks[1:-1], caps)):
-            return [np.asarray(c).astype(x.dtype) for c in train.cores]
-        caps = tuple(map(min, train.ranks[1:-1], caps))
-    return [np.asarray(c).astype(x.dtype) for c in tt.from_dense(x, rank=caps, method="svd").cores]
-
-
-@double_of_ours()
-def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Computes Tucker core and factors of a dense weight by ST-HOSVD, to a tolerance or ranks."""
-    caps = None if rank is None else bounded(rank, x.shape, "mode")
-    found = None if tol is None else tucker.from_dense(x, tol=tol)
-    if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):
-        caps, found = tuple(map(min, found.ranks, caps)), None
-    found = tucker.from_dense(x, rank=caps, method="svd") if found is None else found
-    return found.core, [np.asarray(u) for u in found.factors]
-
-
-def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
-    return nnx.List([nnx.Param(jnp.asarray(a, dtype)) for a in arrays])
-
-
-def certify(
-    new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
-) -> Certificate:
-    """Creates and keeps the `Certificate` of a converted layer, with the error it measures.
-
-    Args:
-      made: its matrix.
-      layer: the dense layer that it was made from.
-      given: the matrix of that.
-      tol: what was asked for.
-      modes: into which that was folded.
-    """
-    size = float(np.linalg.norm(given))
-    error = float(np.linalg.norm(np.asarray(made).astype(given.dtype) - given))
-    error = error / size if size else 0.0
-    tucker_format, terms = hasattr(new, "core"), not hasattr(new, "cores")
-    cuts = len(modes) if tucker_format else max(len(modes) - 1, 1)
-    # Rounding is no error of truncation, and what stands in the padding is free.
-    certain = error - 16 * len(modes) * float(jnp.finfo(made.dtype).eps)
-    certificates[new] = Certificate(
-        error=error,
-        bound=tol if tol is not None and error <= tol else None,
-        least=0.0
-        if math.prod(modes) > given.size or (terms and not tucker_format)
-        else max(certain, 0.0) / math.sqrt(cuts),
-        ranks=new.ranks,
-        numbers_before=sum(
-            math.prod(p.shape) for p in jax.tree.leaves(nnx.state(layer, nnx.Param))
-        ),
-        numbers=new.numbers,
-    )
-    return certificates[new]

@@ -1,20 +1,24 @@
 """Linear layers whose weight is a tensor network with gates: TT, TT-matrix, Tucker, CP."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax._placement import like_first, placed_by, sharded
+from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._mode_factors import bounded, paired_modes, train_ranks
+from tensorjax.nn._mode_factors import paired_modes, train_ranks
 from tensorjax.nn._parameters import mark_linear, ones, values
+from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
-class TTLinear(TensorLinear):
+class TTLinear(TrainWeight, TensorLinear):
     """Linear layer whose weight is a tensor train with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes, those of the input first:
@@ -77,27 +81,6 @@ class TTLinear(TensorLinear):
     factors: Saxe, McClelland, Ganguli, "Exact solutions to the nonlinear dynamics of learning in
     deep linear neural networks" (ICLR 2014, arXiv 1312.6120); that a train is drawn so is ours.
     """
-
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = train_ranks(rank, self.modes)
-        shapes = _weight_networks.train(self.modes, len(self.in_shape), ranks).shapes
-        split = len(self.in_shape)
-        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
-        self.cores = nnx.List(drawn)
-        self.gates = ones(ranks, self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the linear layer's weight."""
-        return tuple(core.shape[-3] for core in self.cores[1:])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a TT linear layer."""
-        return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT linear layer's weight, multiplied by its gates."""
-        return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TTMatrixLinear(TensorLinear):
@@ -185,7 +168,7 @@ class TTMatrixLinear(TensorLinear):
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
-class TuckerLinear(TensorLinear):
+class TuckerLinear(TuckerWeight, TensorLinear):
     """Linear layer whose weight is in Tucker format with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
@@ -223,29 +206,8 @@ class TuckerLinear(TensorLinear):
       ((8, 8), (8, 12), (4, 4, 4, 4))
     """
 
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = bounded(rank, self.modes, "mode")
-        factors, split = list(zip(self.modes, ranks, strict=True)), len(self.in_shape)
-        drawn = _initializers.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
-        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
-        self.gates = ones(ranks, self.param_dtype)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks of the linear layer's Tucker weight."""
-        return tuple(self.core.shape[-len(self.modes) :])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a Tucker linear layer."""
-        return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns factors and core of a Tucker linear layer's weight, multiplied by its gates."""
-        factors, gates = values(self.factors), values(self.gates)
-        return _weight_networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
-
-
-class CPLinear(TensorLinear):
+class CPLinear(CanonicalWeight, TensorLinear):
     """Linear layer whose weight is in CP format: a gated sum of R products of vectors.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
@@ -280,23 +242,96 @@ class CPLinear(TensorLinear):
       466
     """
 
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        enough = math.prod(self.modes) // max(self.modes)
-        (terms,) = bounded(rank, [enough], "sum")
-        shapes = [(n, terms) for n in self.modes]
-        drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
-        self.factors = nnx.List(drawn)
-        self.gates = ones([terms], self.param_dtype)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """CP-rank R of the linear layer's weight, the number of terms, as a tuple (R,)."""
-        return (self.factors[0].shape[-1],)
+class TensorLinearGeneral(nnx.Module):
+    """Tensorised linear layer over several axes, in place of `flax.nnx.LinearGeneral`.
 
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the weight of a CP linear layer."""
-        return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
+    `tensorize` puts it in the place of such layers, of which `flax.nnx.MultiHeadAttention` is made:
+    the axes that are contracted are folded into one, and the outputs unfolded.
 
-    def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP linear layer's weight, multiplied by its gate."""
-        return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])
+    Args:
+      layer: from prod(in_features) to prod(out_features).
+      in_features: sizes of the axes that are contracted.
+      out_features: sizes of the axes that they become, the last ones.
+      axis: which axes are contracted, in the order of ``in_features``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> attention = nnx.MultiHeadAttention(4, 64, decode=False, rngs=nnx.Rngs(0))
+      >>> small = nn.tensorize(attention, {"*": nn.TT(rank=8)})
+      >>> small.query.layer.ranks, small.query(jnp.ones((2, 7, 64))).shape
+      ((8, 8, 8), (2, 7, 4, 16))
+    """
+
+    def __init__(
+        self,
+        layer: TensorLinear,
+        in_features: tuple[int, ...],
+        out_features: tuple[int, ...],
+        axis: tuple[int, ...],
+    ):
+        self.layer = layer
+        self.in_features = in_features
+        self.out_features = out_features
+        self.axis = axis
+
+    def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
+        """Applies the linear layer over the input's axes ``axis``; the outputs come last.
+
+        Args:
+          inputs: with axes of the sizes ``in_features`` at ``axis``; all others are batch axes.
+          out_sharding: of the output, as for `flax.nnx.LinearGeneral`; None leaves it to JAX.
+
+        Returns:
+          (batch axes, *out_features).
+
+        Raises:
+          ValueError: those axes have other sizes.
+        """
+        inputs = jnp.asarray(inputs)
+        count = len(self.axis)
+        axes = [a % inputs.ndim for a in self.axis] if inputs.ndim >= count else []
+        if tuple(inputs.shape[a] for a in axes) != self.in_features:
+            raise ValueError(
+                f"inputs: expected sizes {self.in_features} at the axes {self.axis}, got shape "
+                f"{inputs.shape}"
+            )
+        y = _applied(jnp.moveaxis(inputs, axes, range(-count, 0)), self.layer, count)
+        y = y.reshape(*y.shape[:-1], *self.out_features)
+        return sharded(y, out_sharding)
+
+
+@placed_by(like_first)
+def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
+    """Applies a linear layer to the last ``count`` axes of x, flattened to one."""
+    return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
+
+
+def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
+    """Converts a dense `LinearGeneral`, stacked or not, to a `Linear` with flattened axes."""
+    axes = len(layer.in_features) + len(layer.out_features)
+
+    def folded(value: Any, shape: tuple[int, ...]) -> Any:
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, value.dtype)
+        return value.reshape(shape)
+
+    kernel, bias = layer.kernel, layer.bias
+    lead = kernel.shape[:-axes]
+    sides = (math.prod(layer.in_features), math.prod(layer.out_features))
+    made = nnx.eval_shape(
+        lambda: nnx.Linear(
+            *sides,
+            use_bias=bias is not None,
+            dtype=layer.dtype,
+            param_dtype=kernel.dtype,
+            precision=layer.precision,
+            rngs=nnx.Rngs(0),
+        )
+    )
+    made.kernel = cast(nnx.Param, kernel.replace(folded(kernel.get_value(), (*lead, *sides))))
+    if bias is not None:
+        made.bias = cast(nnx.Param, bias.replace(folded(bias.get_value(), (*lead, sides[1]))))
+    return made

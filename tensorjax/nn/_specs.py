@@ -8,18 +8,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._typing import DTypeLike, PrecisionLike
-from tensorjax.nn._certificates import Certificate
-from tensorjax.nn._convolutions.conversion import ConvFormat, from_conv
-from tensorjax.nn._convolutions.convolution_base import TensorConv
-from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
+from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._convolution_conversion import ConvFormat, from_conv
+from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._embeddings.conversion import from_embedding
-from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+from tensorjax.nn._embeddings.embedding import (
+    CPEmbedding,
+    PaddedEmbed,
+    TTEmbedding,
+    TuckerEmbedding,
+)
 from tensorjax.nn._embeddings.id_checks import OutOfRange
-from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
+from tensorjax.nn._tensor_layers import Certificate
 
 
 @dataclasses.dataclass(frozen=True)

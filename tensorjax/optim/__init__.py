@@ -45,21 +45,15 @@ Optimization" (arXiv 2405.14377).
 from tensorjax import _extras
 
 with _extras.needed_by(__name__):
-    from tensorjax.optim._canonical_gates import canonical
-    from tensorjax.optim._layers.tensorised_layers import labels
-    from tensorjax.optim._prune_by_importance import prune
+    from tensorjax.optim._checkpoints import load, save
+    from tensorjax.optim._options_and_state import RankAdaptiveState
+    from tensorjax.optim._pruning import canonical, prune
+    from tensorjax.optim._quantized_cores import Quantized, dequantize, quantize, straight_through
     from tensorjax.optim._rank_adaptive import rank_adaptive
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size
-    from tensorjax.optim._state import RankAdaptiveState
+    from tensorjax.optim._stacked_layers import labels
     from tensorjax.optim._status import Status, status
-    from tensorjax.optim._storage.checkpoints import load, save
-    from tensorjax.optim._storage.quantized_cores import (
-        Quantized,
-        dequantize,
-        quantize,
-        straight_through,
-    )
 
 __all__ = [
     "Quantized",

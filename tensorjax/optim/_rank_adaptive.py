@@ -5,19 +5,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from tensorjax import _check
 from tensorjax._typing import Optimizer
-from tensorjax.optim._layers.tensorised_layers import Layout, Stacks, gated
-from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
-from tensorjax.optim._size_polynomial import Measure, check_flops, checked, polynomial, total
-from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
-from tensorjax.optim._target.target_cuts import sizes_of_all
+from tensorjax.optim._options_and_state import (
+    Options,
+    RankAdaptiveState,
+    Switch,
+    Weight,
+    check_lookahead,
+    fresh,
+    initial,
+)
+from tensorjax.optim._sizes_and_ranks import Measure, check_flops, checked
+from tensorjax.optim._stacked_layers import Stacks
 from tensorjax.optim._target.target_update import towards_target
-from tensorjax.optim._threshold_pruning import Gates
-from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 
 # Weights γ and β of the planted-rank experiment, where γ grows from zero:
@@ -209,13 +212,13 @@ def rank_adaptive(
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return _fresh(1.0, options, inner.init(params), params, params, 0)
-        return _initial(options, inner, params)
+            return fresh(1.0, options, inner.init(params), params, params, 0)
+        return initial(options, inner, params)
 
     def update(
         updates: Any, state: Any, params: Any = None, *, stacks: Stacks | None = None, **extra: Any
     ) -> tuple[Any, RankAdaptiveState]:
-        _check_lookahead(params)
+        check_lookahead(params)
         value = _loss(extra)
 
         def descend(gradients: Any) -> tuple[Any, Any]:
@@ -262,173 +265,6 @@ def _without_loss(
                                                        if k != "value"})  # fmt: skip
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _initial(
-    options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
-) -> RankAdaptiveState:
-    """Initialises `rank_adaptive`: builds its state for given parameters and checks options."""
-    measure, rows, by = options.measure, options.rows, options.by
-    layout = _trainable(params, options.keep_one)
-    full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
-    leaves = jax.tree.leaves(params)
-    if not _check.is_traced(leaves):
-        _check_reachable(layout, full, options)
-    gates = Gates.of(layout)
-    flat = gates.join([leaves[k] for k in layout.gates])
-    form = polynomial(layout, measure, rows)
-    live = form.of_living(gates.per_bond(flat > options.threshold))
-    zeros = {k: jnp.zeros_like(leaves[k]) for k in layout.gates}
-    saved, worth = layout.by_path(zeros), {}
-    if by is not None:
-        worth = layout.by_path({k: jnp.zeros_like(x, jnp.float32) for k, x in zeros.items()})
-    own = inner.init(params)
-    if _holds(own, optax.LookaheadState):
-        raise ValueError(_LOOKAHEAD)
-    state = _fresh(float(full), options, own, saved, worth, flat.size)
-    if by is not None:
-        ranks = jnp.sum(flat != 0).astype(jnp.float32)
-        whole = live + ranks if options.compress_to is not None else live
-        target = jnp.asarray(_target(layout, leaves, options)).astype(jnp.float32)
-        state = state._replace(size_target=target, met=whole <= target)
-    _check_proximal(state.inner, options.proximal)
-    if options.keep_one:
-        ones = np.minimum(gates.lengths, 1).astype(np.float32)
-        state = state._replace(least=form.of_living(jnp.array(ones)))
-    parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
-    smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
-    return state._replace(
-        size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
-    )
-
-
-def _fresh(
-    full: float, options: Options, inner: Any, saved: Any, worth: Any, gates: int
-) -> RankAdaptiveState:
-    # Every field an array of its own: buffers that are shared cannot be donated.
-    def number(x: Any) -> jax.Array:
-        return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
-
-    def count() -> jax.Array:
-        return jnp.zeros((), jnp.int32)
-
-    return RankAdaptiveState(
-        count=count(),
-        late=jnp.zeros((), bool),
-        loss=number(0.0),
-        mass=number(0.0),
-        size=number(full),
-        least=number(0.0),
-        loss_target=number(options.loss_target),
-        size_target=number(options.size_target),
-        scale=number(full if options.size_scale is None else options.size_scale),
-        best=number(None),
-        stalled=count(),
-        skipped=count(),
-        rests=jnp.ones((0,), bool),
-        watch=fresh(saved, gates, options.chance),
-        worth=worth,
-        full=number(full),
-        smallest=number(1.0),
-        by=jnp.array(options.by or 0, jnp.int32),
-        tick=jnp.array(-1, jnp.int32),
-        met=jnp.zeros((), bool),
-        inner=inner,
-    )
-
-
-def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
-    """Returns the target model size; ValueError if it is too small even with all ranks one."""
-    ones = [(1,) * len(layer.gates) for layer in layout.layers]
-    least = total(layout, ones, options.measure, options.rows)
-    if options.size is not None:
-        if known(options.size) and options.size < least:
-            raise ValueError(
-                f"size: expected at least {least}, that of all ranks one, got {options.size!r}"
-            )
-        return options.size
-    dense, outside = sizes_of_all(layout, leaves)
-    left = (dense + outside) / options.compress_to - outside  # type: ignore[operator]
-    need = least + sum(len(layer.gates) for layer in layout.layers)
-    if known(options.compress_to) and left < need:
-        raise ValueError(
-            f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
-            f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
-            f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
-            f"the model, as nn.tensorize(model, compress_to={options.compress_to!r}) does for this "
-            "target, or give size, of the tensorised layers alone"
-        )
-    return left
-
-
-_LOOKAHEAD = (
-    "inner: expected an optimiser of one set of parameters, got optax.lookahead, which does not "
-    "hand the loss on either; average the parameters outside, from update `by` on, or take "
-    "optax.contrib.schedule_free_adamw"
-)
-
-
-def _check_lookahead(params: Any) -> None:
-    if isinstance(params, optax.LookaheadParams):
-        raise ValueError(_LOOKAHEAD)
-
-
-def _check_proximal(inner: Any, proximal: Any) -> None:
-    if proximal is not None and _holds(inner, optax.MultiStepsState):
-        raise ValueError(
-            "proximal: expected None with optax.MultiSteps inside, where it would act in every "
-            "mini-step; put optax.MultiSteps around rank_adaptive"
-        )
-
-
-def _holds(state: Any, kind: type) -> bool:
-    """Whether an optimiser state contains a state of a given Optax type."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
-    return any(isinstance(node, kind) for node in nodes)
-
-
-def _trainable(params: Any, keep_one: bool) -> Layout:
-    """Finds the layers that the rank-adaptive optimiser trains; ValueError for invalid gates."""
-    _check_lookahead(params)
-    layout = gated(params)
-    leaves = jax.tree.leaves(params)
-    for layer in layout.layers:
-        for number, gate in enumerate(leaves[k] for k in layer.gates):
-            seen = not _check.is_traced(gate) and getattr(gate, "is_fully_addressable", True)
-            if seen and gate.size:
-                _check_gate(f"{layer.name}/gates/{number}", np.asarray(gate), keep_one)
-    return layout
-
-
-def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
-    if gate.min() < 0:
-        raise ValueError(
-            f"{where}: expected gates >= 0, got {gate.min():.4g}; take its absolute value, and the "
-            "sign into a core beside it"
-        )
-    if keep_one and not gate.any():
-        raise ValueError(
-            f"{where}: expected a gate that is not zero, got none; pass keep_one=False where a "
-            "layer may be its bias alone"
-        )
-
-
-def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError if a rank-adaptive optimiser's size target is below that of ranks one."""
-    if not options.keep_one or options.switch is None:
-        return
-    ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
-    least = total(layout, ones, options.measure, options.rows)
-    if known(options.size_target) and options.size_target < least:  # type: ignore[operator]
-        raise ValueError(
-            f"size_target: expected at least {least}, the size of all ranks one, got "
-            f"{options.size_target!r}; keep_one=False lets whole layers go"
-        )
-    if known(options.size_fraction) and options.size_fraction * full < least:  # type: ignore[operator]
-        raise ValueError(
-            f"size_fraction: expected at least {least / full:.4g}, the share that all ranks one "
-            f"have of {full}, got {options.size_fraction!r}; keep_one=False lets whole layers go"
-        )
 
 
 def _loss(extra: dict[str, Any]) -> Any:

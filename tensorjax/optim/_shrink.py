@@ -8,17 +8,18 @@ import numpy as np
 
 from tensorjax import _check, _extras
 from tensorjax._typing import Optimizer, PyTree, Tree
-from tensorjax.optim._explicit_sharding import take
-from tensorjax.optim._layers.parameter_paths import flatten, parameter_of
-from tensorjax.optim._layers.tensorised_layers import (
+from tensorjax.optim._packed_arrays import take
+from tensorjax.optim._sizes_and_ranks import checked_threshold
+from tensorjax.optim._stacked_layers import Stacks
+from tensorjax.optim._tensorised_layers import (
     Layer,
     Layout,
     Path,
-    Stacks,
     check_concrete,
+    flatten,
     gated,
+    parameter_of,
 )
-from tensorjax.optim._sizes_and_ranks import checked_threshold
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -1,6 +1,7 @@
 """Status of rank-adaptive training: targets met or not, and what to change."""
 
 import dataclasses
+import types
 from typing import Any, Literal
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
-from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._trial_cuts import GIVEN_UP, limit
+from tensorjax.optim._options_and_state import RankAdaptiveState, unknown
+from tensorjax.optim._trial_cuts import GIVEN_UP, NUMBERS, limit
 
 Verdict = Literal["running", "converged", "infeasible", "collapsed"]
 # A fall of the smoothed loss by less than this share of itself is no progress.
@@ -243,7 +244,7 @@ def _high(values: dict[str, float], loss: float) -> str:
 
 
 def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
-    seen = watch._replace(**{k: _number(k, v) for k, v in watch._asdict().items()})
+    seen = types.SimpleNamespace(**{k: _number(k, getattr(watch, k)) for k in NUMBERS})
     top = float(limit(seen))
     margin = 2 * (seen.noise / max(values["mass"], 1e-6)) ** 0.5
     # The average lags behind a cut, the last loss is noisy.

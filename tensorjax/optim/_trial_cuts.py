@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from tensorjax._check import is_traced
 
 # Placeholder for values found later. NaN or Inf would stop training under jax_debug_nans or _infs.
 UNKNOWN = -1e30
@@ -26,10 +29,26 @@ GIVEN_UP = 2.0**-4  # below this no cut is tried any more: after five of one ind
 TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
 
-class Watch(NamedTuple):
+NUMBERS = (
+    "first", "start", "sure", "given", "quick", "low", "last", "noise", "tried", "total", "most",
+    "refused", "size", "loss",
+)  # fmt: skip
+_DTYPES = {"sure": jnp.bool_, "given": jnp.bool_, "tried": jnp.int32, "refused": jnp.int32}
+
+
+class _Packed(NamedTuple):
+    numbers: Any
+    saved: Any
+
+
+class Watch(_Packed):
     """Record of losses and rank cuts of a training, to undo a cut that raises the loss to chance.
 
+    The numbers stand in one vector, since every array of an optimiser's state adds some
+    microseconds to a step: that of its kernel, and of its buffer from step to step.
+
     Attributes:
+      numbers: (…, 14), in single precision; each has its own name, too:
       first: the first loss; −1e30 before.
       start: chance, the loss of a model that has learnt nothing, as estimated from the first
         losses and gradients; −1e30 before.
@@ -49,21 +68,28 @@ class Watch(NamedTuple):
       saved: values of the gates on trial, else zero, in dicts by the keys of their paths.
     """
 
-    first: Any
-    start: Any
-    sure: Any
-    given: Any
-    quick: Any
-    low: Any
-    last: Any
-    noise: Any
-    tried: Any
-    total: Any
-    most: Any
-    refused: Any
-    size: Any
-    loss: Any
-    saved: Any
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in NUMBERS:
+            raise AttributeError(name)
+        numbers, place = self.numbers, NUMBERS.index(name)
+        if isinstance(numbers, jax.Array) and not is_traced(numbers):
+            numbers = np.asarray(numbers)  # without a program for each of them
+        if isinstance(numbers, jax.Array):
+            found = jax.lax.index_in_dim(numbers, place, -1, keepdims=False)
+        else:
+            found = numbers[..., place]
+        return found.astype(_DTYPES[name]) if name in _DTYPES else found
+
+    def _replace(self, **new: Any) -> "Watch":
+        """Returns the record of losses and cuts with some of the values replaced."""
+        saved = new.pop("saved", self.saved)
+        if not new:
+            return Watch(self.numbers, saved)
+        values = [new.pop(name) if name in new else getattr(self, name) for name in NUMBERS]
+        assert not new, new
+        return Watch(jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in values], -1), saved)
 
 
 class Verdict(NamedTuple):
@@ -82,33 +108,12 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
       saved: zeros for all gates, in dicts by the keys of their paths.
       chance: the loss of a model that has learnt nothing, if it is known.
     """
-
-    def number(x: float) -> jax.Array:
-        return jnp.array(x, jnp.float32)
-
-    def unknown() -> jax.Array:
-        return number(UNKNOWN)
-
-    def given() -> jax.Array:
-        return unknown() if chance is None else jnp.array(chance).astype(jnp.float32)
-
-    return Watch(
-        first=given(),
-        start=given(),
-        sure=jnp.array(chance is not None),
-        given=jnp.array(chance is not None),
-        quick=unknown(),
-        low=unknown(),
-        last=unknown(),
-        noise=number(0.0),
-        tried=jnp.array(-1, jnp.int32),
-        total=number(0.0),
-        most=number(float(gates)),
-        refused=jnp.zeros((), jnp.int32),
-        size=number(0.0),
-        loss=number(0.0),
-        saved=saved,
-    )
+    start = UNKNOWN if chance is None else chance
+    values = dict.fromkeys(NUMBERS, 0.0)
+    values |= {"first": start, "start": start, "sure": chance is not None}
+    values |= {"given": chance is not None, "quick": UNKNOWN, "low": UNKNOWN, "last": UNKNOWN}
+    values |= {"tried": -1, "most": float(gates)}
+    return Watch(jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in values.values()]), saved)
 
 
 def limit(watch: Any) -> Any:

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tensorjax.optim._explicit_sharding import like
-from tensorjax.optim._gate_decisions import Decision, applied, gates_moved, plus
-from tensorjax.optim._layers.tensorised_layers import Layout, gated
-from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
-from tensorjax.optim._size_polynomial import Polynomial, picked, polynomial
-from tensorjax.optim._state import RankAdaptiveState, unknown
+from tensorjax.optim._gate_updates import Decision, Gates, applied, doomed, gates_moved, plus
+from tensorjax.optim._options_and_state import Options, RankAdaptiveState, at, is_zero, unknown
+from tensorjax.optim._packed_arrays import like, picked
+from tensorjax.optim._sizes_and_ranks import Polynomial, polynomial
 from tensorjax.optim._status import PROGRESS
-from tensorjax.optim._threshold_pruning import Gates, doomed
+from tensorjax.optim._tensorised_layers import Layout, gated
 from tensorjax.optim._trial_cuts import Verdict, Watch, judged
 from tensorjax.optim._trial_cuts import seen as seen_by
 

@@ -6,17 +6,17 @@ merges the cores again; in one program with the forward pass, XLA removes the du
 
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _native
+from tensorjax import _native, contract
 from tensorjax._kernels.choice import cpp_or_xla
-from tensorjax.nn._embeddings.distinct_ids import lookup_by_xla
-from tensorjax.nn._embeddings.lookup_plan import make_plan
-from tensorjax.nn._embeddings.merged_cores import merge
-from tensorjax.nn._embeddings.rows_from_tables import Request, make_rows
+from tensorjax.nn._embeddings.lookup_plan import make_plan, merged_shape
+from tensorjax.nn._embeddings.table_networks import bond, column, gated, train
+from tensorjax.nn._embeddings.xla_lookup import Request, lookup_by_xla, make_rows
 
 _Arrays = Sequence[jax.Array]
 
@@ -32,6 +32,26 @@ def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array)
     """Looks up embedding rows by XLA, for platforms without the compiled C++ code."""
     plan = make_plan(request.network, request.features, len(ids), request.capacity, request.rows)
     return lookup_by_xla(plan._request._replace(dtype=request.dtype), operands, gates, ids)
+
+
+def merge(
+    cuts: Sequence[int], cores: Sequence[jax.Array], gates: Sequence[jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Merges neighbouring TT-matrix cores (r, m, n, s); returns them and the remaining gates."""
+    merged = [_product(cores[j:k], gates[j : k - 1]) for j, k in pairwise(cuts)]
+    return merged, [gates[k - 1] for k in cuts[1:-1]]
+
+
+def _product(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> jax.Array:
+    if len(cores) == 1:
+        return cores[0]
+    shapes, order = tuple(c.shape for c in cores), len(cores)
+    network = train(shapes)
+    interleaved: list[Any] = []
+    for array, term in zip(gated(network, cores, gates), network.terms, strict=True):
+        interleaved += [array, [*term]]
+    axes = [bond(0), *range(order), *(column(k) for k in range(order)), bond(order)]
+    return contract.einsum(*interleaved, axes).reshape(merged_shape(shapes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -61,7 +81,37 @@ def _either_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) ->
     return cpp_or_xla(*kernels, operands, gates, ids, static=(request,), results=results)[0]
 
 
+def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> Any:
+    """Looks ids up by sweeps, or in the whole table of more distinct ids than the plan says.
+
+    How many are distinct is known at run time only: a tenth of the ids where they are words, and
+    nearly all of them where they are uniform.
+
+    Args:
+      sweeps: function of a request and the arguments.
+      arguments: of both ways.
+    """
+    if request.dense_above is None:
+        return sweeps(request, *arguments)
+    whole = request._replace(cuts=(), dense_above=None, whole=True)
+    seen = jnp.zeros((request.size + 2,), bool).at[ids].set(True, mode="promise_in_bounds")
+    many = jnp.sum(seen, dtype=jnp.int32) > request.dense_above
+    return jax.lax.cond(
+        many, functools.partial(_by_table, whole), functools.partial(sweeps, request), *arguments
+    )
+
+
+def _by_table(request: Request, operands: Any, gates: Any, ids: jax.Array, *cotangent: Any) -> Any:
+    """Looks up embedding rows in the whole table, or their gradient with respect to its arrays."""
+    rows = functools.partial(make_rows, request, ids=ids)
+    return jax.vjp(rows, operands, gates)[1](*cotangent) if cotangent else rows(operands, gates)
+
+
 def _rows_by_sweeps(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
+    return _or_whole(request, ids, _swept_rows, (operands, gates, ids))
+
+
+def _swept_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
     cores, between = merge(request.cuts, operands, gates)
     return _native.look_up(cores, between, ids.astype(jnp.int32), request.features)
 
@@ -86,6 +136,12 @@ def _either_gradient(
 
 
 def _gradient_by_sweeps(
+    request: Request, operands: Any, gates: Any, ids: jax.Array, cotangent: jax.Array
+) -> Any:
+    return _or_whole(request, ids, _swept_gradient, (operands, gates, ids, cotangent))
+
+
+def _swept_gradient(
     request: Request, operands: Any, gates: Any, ids: jax.Array, cotangent: jax.Array
 ) -> Any:
     merged, pull = jax.vjp(functools.partial(merge, request.cuts), operands, gates)

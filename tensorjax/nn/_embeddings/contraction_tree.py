@@ -91,10 +91,13 @@ class Tree:
 
 
 @functools.lru_cache(maxsize=4096)
-def search(network: LookupNetwork, count: int) -> Tree:
-    """Finds the cheapest contraction tree for the lookup of ``count`` ids in an embedding."""
+def search(network: LookupNetwork, count: int, whole: bool = False) -> Tree:
+    """Finds the cheapest contraction tree for the lookup of ``count`` ids in an embedding.
+
+    With ``whole`` it is that of the whole dense matrix, of which rows are gathered.
+    """
     found = _Search(network, count)
-    root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
+    root = found.node(found.full, is_table=whole or found.by_id(found.full)[1] is None)
     return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
 
 

@@ -5,20 +5,20 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._certificates import Certificate
-from tensorjax.nn._dense_checks import Gates, check_gates
-from tensorjax.nn._embeddings.embedding import TTEmbedding
-from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_conversion import (
+from tensorjax.nn._dense_weights import (
+    Gates,
     certify,
+    check_gates,
     compressed,
     dense_matrix,
     folded,
     paired,
     parameters,
 )
+from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 
 def from_embedding(

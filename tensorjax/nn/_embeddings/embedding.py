@@ -1,11 +1,14 @@
-"""Embeddings whose table is a tensor network with gates: TT-matrix, Tucker, CP."""
+"""Embedding layers: tables in TT-matrix, Tucker or CP format with gates, or dense with padding."""
 
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax import _check, _ids
+from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn import _initializers
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
@@ -30,13 +33,15 @@ class TTEmbedding(Embedding):
     distinct ones, ``capacity`` of them at a time, in as many rounds as it takes. On one CPU, in
     single or double precision, compiled code makes the rows of distinct ids where it was built,
     from cores or products of neighbouring ones; it needs no capacity, and serves unless one is
-    given that the ids exceed. No program holds the table unless the plan is dense.
+    given that the ids exceed. Of a narrow table the program counts the distinct ids, and makes the
+    dense table where they are more than the plan says. No other program holds the table.
 
     A lookup in a dense table is a copy, and faster than any of these, but its gradient and the
-    update of a training step are as large as the table: on a CPU training steps are faster here
-    where ids are fewer than rows, and slower where there are more (``bench/layers``, group
-    "embedding-step"). Where rows are looked up forward alone and the table has room in memory, make
-    it once: `tensorjax.nn.to_embedding`, or `tensorjax.nn.detensorize` for a whole model.
+    update of a training step are as large as the table. On a CPU training steps are faster here in
+    wide tables that are asked for far fewer ids than rows, and slower than dense in narrow tables
+    and with about as many ids as rows (``bench/layers``, group "embedding-step"). Where rows are
+    looked up forward alone and the table has room in memory, make it once:
+    `tensorjax.nn.to_embedding`, or `tensorjax.nn.detensorize` for a whole model.
 
     Attributes:
       cores: list of D parameters (r_{k−1}, m_k, n_k, r_k), with r_0 = r_D = 1.
@@ -229,3 +234,65 @@ class CPEmbedding(Embedding):
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         factors = values(self.factors)
         return factors, networks.canonical([x.shape for x in factors])
+
+
+class PaddedEmbed(nnx.Embed):
+    """Dense `flax.nnx.Embed` with a padding id, whose row is zero and has no gradient.
+
+    The rows of ids outside [0, num_embeddings) are NaN; negative ones do not count from the end.
+
+    Args:
+      num_embeddings: rows.
+      features: columns.
+      padding_idx: the id.
+      **options: those of `flax.nnx.Embed`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.Dense().embedding(5, 2, padding_idx=0, rngs=nnx.Rngs(0))
+      >>> bool(layer(jnp.array([0, 3]))[0].any())
+      False
+    """
+
+    def __init__(self, num_embeddings: int, features: int, *, padding_idx: int, **options: Any):
+        super().__init__(num_embeddings, features, **options)
+        self.padding_idx = _check.integer(
+            "padding_idx", padding_idx, low=0, high=num_embeddings - 1
+        )
+
+    def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
+        """Looks up embedding rows: zeros for the padding id, NaN for ids out of range.
+
+        Args:
+          inputs: integers (…).
+          out_sharding: of the rows, as for `flax.nnx.Embed`.
+
+        Returns:
+          (…, features).
+        """
+        inputs = jnp.asarray(inputs)
+        if not jnp.issubdtype(inputs.dtype, jnp.integer):
+            return super().__call__(inputs, out_sharding)  # Flax says what is wrong
+        ids = _ids.as_int32(inputs, self.num_embeddings)
+        valid = _ids.inside(ids, self.num_embeddings)
+        rows = super().__call__(jnp.where(valid, ids, 0), out_sharding)
+        rows = jnp.where((ids == self.padding_idx)[..., None], 0, rows)
+        return _ids.or_nan(rows, valid)
+
+    def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
+        """Computes the logits for all embedding rows; that of the padding id is 0.
+
+        Args:
+          query: (…, features).
+          out_sharding: of the logits, as for `flax.nnx.Embed`.
+
+        Returns:
+          (…, num_embeddings).
+        """
+        logits = super().attend(jnp.asarray(query), out_sharding)
+        padding = jnp.arange(self.num_embeddings) == self.padding_idx
+        lead = (1,) * (logits.ndim - 1)
+        return jnp.where(padding.reshape(*lead, -1), jnp.zeros((), logits.dtype), logits)

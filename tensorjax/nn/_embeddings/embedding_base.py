@@ -17,7 +17,6 @@ from tensorjax._kernels.choice import choose_kernel, is_cpp_default
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
-from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
@@ -26,6 +25,7 @@ from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
+from tensorjax.nn._tensor_layers import GatedLayer
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]
@@ -67,7 +67,7 @@ def _real(name: str, dtype: Any) -> np.dtype:
     return found
 
 
-class Embedding(nnx.Module):
+class Embedding(GatedLayer):
     """Base class of compressed embeddings; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`.
 
     A table E (num_embeddings, features) is held as factors with gates; rows are made when ids are
@@ -101,8 +101,6 @@ class Embedding(nnx.Module):
       >>> isinstance(layer, nn.Embedding), layer(jnp.array([3, 999])).shape
       (True, (2, 64))
     """
-
-    gates: nnx.List
 
     def __init__(
         self,
@@ -140,10 +138,6 @@ class Embedding(nnx.Module):
         self._draw(check_init(init), rank, variance, rngs)
 
     @abc.abstractmethod
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of an embedding, whose table has entries of given variance."""
-
-    @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         """Returns the arrays of the embedding's table without gates, and their structure."""
 
@@ -151,21 +145,6 @@ class Embedding(nnx.Module):
         """Returns the arrays of the embedding's table, multiplied by gates, and their structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
-
-    @property
-    @abc.abstractmethod
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of an embedding's table that have a gate."""
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """Error certificate of an embedding that was converted from a dense one; else None."""
-        return certificates.get(self)
-
-    @property
-    def numbers(self) -> int:
-        """Number of the embedding's parameters, gates included."""
-        return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
         """Plans the lookup of ``count`` ids in the embedding, with operation counts.

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._convolutions.conversion import dense_conv
-from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._convolution_conversion import dense_conv
+from tensorjax.nn._embeddings.embedding import PaddedEmbed
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._linear_over_axes import TensorLinearGeneral
+from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
-from tensorjax.nn._models.exact_weights import exact_weight
-from tensorjax.nn._models.model_certificates import certify_export
+from tensorjax.nn._models.exact_weights import certify_export, exact_weight
 from tensorjax.nn._models.stacked_layers import each
 from tensorjax.nn._models.traversal import check_module, places, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle

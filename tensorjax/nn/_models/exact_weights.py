@@ -1,4 +1,4 @@
-"""Dense weights of tensorised layers in double precision on the host, for exports and errors."""
+"""Exact dense weights of tensorised layers, in double precision on the host, and their errors."""
 
 import math
 from typing import Any
@@ -9,11 +9,12 @@ import opt_einsum
 from flax import nnx
 
 from tensorjax.contract._numpy_einsum import numpy_einsum
-from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._linear_over_axes import TensorLinearGeneral
+from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, values
+from tensorjax.nn._tensor_layers import Certificate, certificates
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
@@ -66,3 +67,29 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
     text = ["".join(letter[label] for label in term) for term in (*terms, out)]
     # Copied: of one operand alone NumPy returns a view.
     return np.array(numpy_einsum(f"{','.join(text[:-1])}->{text[-1]}", *map(np.asarray, arrays)))
+
+
+def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
+    """Stores an exported dense layer's certificate: the rounding error of its weight.
+
+    Args:
+      new: the dense layer.
+      made: its weight, as stored.
+      exact: the weight in double precision.
+      given: the layer that it was made from.
+    """
+    size = float(np.linalg.norm(exact))
+    error = float(np.linalg.norm(double(made) - exact))
+
+    def numbers(layer: Any) -> int:
+        leaves = jax.tree.leaves(nnx.state(layer, nnx.Param))
+        return sum(math.prod(leaf.shape) for leaf in leaves)
+
+    certificates[new] = Certificate(
+        error=error / size if size else 0.0,
+        bound=None,
+        least=0.0,
+        ranks=(),
+        numbers_before=numbers(given),
+        numbers=numbers(new),
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._embeddings.padded import PaddedEmbed
+from tensorjax.nn._embeddings.embedding import PaddedEmbed
 from tensorjax.nn._models.traversal import places
 from tensorjax.nn._specs import Dense, Spec
 

@@ -2,34 +2,41 @@
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._linear_over_axes import flat
-from tensorjax.nn._models.replacement import replacement
+from tensorjax.nn._linear_layers import flat
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
+from tensorjax.nn._models.size_allocation import (
+    AUTO,
+    Listed,
+    Totals,
+    allocated,
+    check_least,
+    check_open,
+    filled,
+    grown,
+    is_open,
+    named,
+    of_rank,
+    weight_size,
+)
 from tensorjax.nn._models.spec_candidates import (
-    Candidate,
     candidates,
     error_bound,
-    hull,
     is_random,
-    slope,
 )
-from tensorjax.nn._models.stacked_layers import copies, lead
+from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.summary import numbers, table
-from tensorjax.nn._models.tied_layers import Found, ties
-from tensorjax.nn._models.traversal import check_module
-from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
+from tensorjax.nn._models.traversal import Found, check_module, ties
+from tensorjax.nn._specs import Spec
 
 Init = Literal["svd", "random"]
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +167,7 @@ def choose(
             'rules: expected patterns and specs, such as {"*": nn.TT()}, or "auto", got '
             f"{rules!r}"
         )
-    pairs = [("*", _AUTO)] if automatic else rules_with(rules, None)
+    pairs = [("*", AUTO)] if automatic else rules_with(rules, None)
     if tol is not None and init == "random":
         raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
     if tol is not None:
@@ -184,10 +191,6 @@ def choose(
     )
 
 
-# Stands for "auto" in rules; its format is not used.
-_AUTO = TT()
-# What it becomes for linear layers of random weights.
-_FRESH = TTMatrix()
 # Size at which a training begins that cuts ranks, over that at which it ends: as the examples of
 # `optim.rank_adaptive` have it.
 _START = 2.0
@@ -216,17 +219,17 @@ def _chosen(
       trained: whether a training follows, as `candidates` takes it.
     """
     every = matched(model, pairs)
-    found = [place for place in every if _is_open(place[2])]
+    found = [place for place in every if is_open(place[2])]
     leaders = _leaders(model, found)
-    automatic = any(spec is _AUTO for *_, spec in found)
+    automatic = any(spec is AUTO for *_, spec in found)
     least = math.inf  # parameters with ranks of one, where all weights look random
     if tol is None and (init == "random" or trained or automatic):
         own = [(x, paths[0], spec) for x, paths, spec in found if id(x) in leaders]
-        if init == "random" or all(_named(path, is_random, x) for x, path, _ in own):
-            totals = _Totals(model, every, own)
+        if init == "random" or all(named(path, is_random, x) for x, path, _ in own):
+            totals = Totals(model, every, own)
             least = totals.total(1)
             if init == "random":
-                _check_least(least, totals.fixed, most, fewer)
+                check_least(least, totals.fixed, most, fewer)
             if least <= most:
                 read = init == "svd" and not trained
                 return _of_one_rank(totals, every, leaders, most, read)
@@ -236,59 +239,27 @@ def _chosen(
     rest = numbers(model) - sum(options.weight for options in lists.values())
     for layer, _, spec in every:
         if getattr(spec, "rank", None) is not None:
-            rest += _grown(layer, spec)
+            rest += grown(layer, spec)
     if tol is not None:
         kept = {key: options.cheapest(tol) for key, options in lists.items()}
     else:
-        kept = _filled(lists, *_allocated(lists, rest, most, fewer, least))
+        kept = filled(lists, *allocated(lists, rest, most, fewer, least))
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
-    fixed = {pattern(paths[0]): spec for layer, paths, spec in every if not _is_open(spec)
-             and spec is not _AUTO}  # fmt: skip
+    fixed = {pattern(paths[0]): spec for layer, paths, spec in every if not is_open(spec)
+             and spec is not AUTO}  # fmt: skip
     specs = {pattern(path): candidate.spec for _, path, candidate in chosen}
     return Choice(
         specs | fixed,
         {pattern(path): math.sqrt(candidate.bound) for _, path, candidate in chosen},
-        {pattern(path): (_weight(x), candidate.numbers) for x, path, candidate in chosen},
+        {pattern(path): (weight_size(x), candidate.numbers) for x, path, candidate in chosen},
         total,
     )
 
 
-class _Totals:
-    """Parameter counts of a model as functions of one rank for all layers.
-
-    Attributes:
-      own: layers to choose for, one of every tied set, with path and spec.
-      rest: parameters of the model with these layers dense.
-      fixed: parameters outside of them.
-    """
-
-    def __init__(self, model: Any, every: Found, own: Sequence[tuple[Any, str, Any]]) -> None:
-        for _, path, spec in own:
-            _check_open(path, spec)
-        fixed = [(x, spec) for x, _, spec in every if not _is_open(spec)]
-        self.own = own
-        self.rest = numbers(model) + sum(_grown(x, spec) for x, spec in fixed)
-        self.fixed = self.rest - sum(_weight(x) for x, *_ in own)
-        self._known: dict[Any, int] = {}  # layers alike count alike
-
-    def gain(self, place: int, rank: int) -> int:
-        """Counts the parameters that a layer of some rank has beyond the dense one."""
-        layer, path, spec = self.own[place]
-        key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
-        if key not in self._known:
-            self._known[key] = _named(path, _grown, layer, _of_rank(layer, spec, rank))
-        # By "auto" layers stay dense that would not be smaller.
-        return min(self._known[key], 0) if spec is _AUTO else self._known[key]
-
-    def total(self, rank: int) -> int:
-        """Counts the parameters of the model with all these layers at some rank."""
-        return self.rest + sum(self.gain(k, rank) for k in range(len(self.own)))
-
-
 def _of_one_rank(
-    totals: _Totals, every: Found, leaders: dict[int, list[int]], most: int, read: bool
+    totals: Totals, every: Found, leaders: dict[int, list[int]], most: int, read: bool
 ) -> Choice:
     """Chooses the largest rank, one for all layers, within a size; then one more where it fits.
 
@@ -315,28 +286,22 @@ def _of_one_rank(
             ranks[k] += 1
     kept = {}
     for k, ((x, path, spec), rank) in enumerate(zip(own, ranks, strict=True)):
-        dense = spec is _AUTO and gain(k, rank) == 0
-        bound = 0.0 if dense else _named(path, error_bound, x, rank) if read else None
-        kept[id(x)] = None if dense else _of_rank(x, spec, rank), gain(k, rank), bound
+        dense = spec is AUTO and gain(k, rank) == 0
+        bound = 0.0 if dense else named(path, error_bound, x, rank) if read else None
+        kept[id(x)] = None if dense else of_rank(x, spec, rank), gain(k, rank), bound
     leading = {member: key for key, members in leaders.items() for member in members}
     specs: dict[str, Spec | None] = {}
     sizes, errors = {}, {}
     for layer, paths, spec in every:
         path = pattern(paths[0])
-        if not _is_open(spec):
+        if not is_open(spec):
             specs[path] = spec
             continue
         specs[path], more, bound = kept[leading[id(layer)]]
-        sizes[path] = _weight(layer), _weight(layer) + more
+        sizes[path] = weight_size(layer), weight_size(layer) + more
         if read and bound is not None:
             errors[path] = math.sqrt(bound)
     return Choice(specs, errors, sizes, size)
-
-
-def _of_rank(layer: Any, spec: Any, rank: int) -> Spec:
-    """Returns a layer's specification with a given rank; "auto" becomes a TT-matrix."""
-    linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
-    return dataclasses.replace(_FRESH if spec is _AUTO and linear else spec, rank=rank)
 
 
 def _without_ranks(choice: Choice) -> list[tuple[str, Spec | None]]:
@@ -351,37 +316,6 @@ def _bare(spec: Any) -> Spec:
     return dataclasses.replace(spec, rank=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """Layer whose format is to be chosen: its candidates, dense size and number of copies."""
-
-    found: list[Candidate]
-    weight: int
-    copies: int
-
-    def cheapest(self, tol: float) -> Candidate:
-        """Returns a layer's smallest candidate format with error up to ``tol``, or the last one."""
-        fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
-        return next(fits, self.found[-1])
-
-    def within(self, size: int) -> Candidate:
-        """Returns a layer's most accurate candidate format of at most a given size."""
-        return [c for c in self.found if c.numbers <= size][-1]
-
-
-def _is_open(spec: Any) -> bool:
-    """Whether a layer's specification gives no rank, so that it has to be chosen."""
-    return getattr(spec, "rank", None) is None
-
-
-def _weight(layer: Any) -> int:
-    return math.prod(_shape(layer))
-
-
-def _shape(layer: Any) -> tuple[int, ...]:
-    return (layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel).shape
-
-
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
     """Maps the first layer of every set of tied layers to all layers of the set."""
     groups = {id(layer): [id(layer)] for layer, _, _ in found}
@@ -393,39 +327,13 @@ def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
     return groups
 
 
-def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> _Options:
-    _check_open(path, spec)
+def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> Listed:
+    check_open(path, spec)
     if isinstance(layer, nnx.LinearGeneral):
         layer = flat(layer)
-    kept = None if spec is _AUTO else spec
-    options = _named(path, functools.partial(candidates, trained=trained), layer, kept)
-    return _Options(options, _weight(layer), math.prod(lead(layer)))
-
-
-def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function for one layer of a model, and adds the layer's path to raised errors."""
-    try:
-        return call(*arguments)
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{path or 'the model itself'}: {error}") from error
-
-
-def _check_open(path: str, spec: Any) -> None:
-    """Raises ValueError for a layer specification without a rank whose format needs a given one."""
-    if not (spec is _AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
-        raise ValueError(
-            f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
-            f"the ranks of, got {spec}"
-        )
-
-
-def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that replacing a dense layer by a tensorised one adds."""
-    count = max(1, math.prod(lead(layer)))
-    one = copies(layer)[0]
-    new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
-    return count * (numbers(new) - numbers(one))
+    kept = None if spec is AUTO else spec
+    options = named(path, functools.partial(candidates, trained=trained), layer, kept)
+    return Listed(options, weight_size(layer), math.prod(lead(layer)))
 
 
 def _most(name: str, given: Any, now: int | None = None) -> int:
@@ -437,69 +345,3 @@ def _most(name: str, given: Any, now: int | None = None) -> int:
     ):
         raise ValueError(f"{name}: expected a positive number, got {given!r}")
     return int(given) if now is None else int(now / given)
-
-
-def _allocated(
-    lists: Mapping[int, _Options], rest: int, most: int, fewer: tuple[str, int] | None,
-    other: float = math.inf,
-) -> tuple[dict[int, Candidate], int]:  # fmt: skip
-    """Chooses a format for every layer, greedily by error decrease per parameter.
-
-    On convex hulls the steps of every layer come in descending order of their slopes.
-
-    Args:
-      lists: of the layers chosen for.
-      rest: parameters outside of them.
-      most: parameters of all.
-      fewer: name of the option and those of the model, if a share of them was asked for.
-      other: parameters of all in another form, for the error: more than ``most``.
-
-    Returns:
-      (choice of every layer, parameters left).
-    """
-    corners = {key: hull(options.found) for key, options in lists.items()}
-    taken = dict.fromkeys(lists, 0)
-    left = most - rest - sum(options.found[0].numbers for options in lists.values())
-    if left < 0:
-        _check_least(int(min(most - left, other)), rest, most, fewer)
-    steps = [
-        (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
-        for key, found in corners.items()
-        for k, (a, b) in enumerate(itertools.pairwise(found))
-    ]
-    for _, key, k, cost in sorted(steps, key=lambda step: (step[0], step[2])):
-        if taken[key] == k - 1 and cost <= left:
-            taken[key] = k
-            left -= cost
-    return {key: corners[key][k] for key, k in taken.items()}, left
-
-
-def _check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
-    """Raises ValueError if a model with the smallest ranks has more than ``most`` parameters."""
-    if least <= most:
-        return
-    asked = f"size: expected at least {least:,} parameters"
-    if fewer is not None:
-        name, now = fewer
-        asked = f"{name}: expected at most {math.floor(1e3 * now / least) / 1e3:.12g}, for at least"
-        asked += f" {least:,} of {now:,} parameters"
-    raise ValueError(
-        f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
-        f"tensorise more of the model, or {'allow a larger size' if fewer is None else 'less'}"
-    )
-
-
-def _filled(
-    lists: Mapping[int, _Options], kept: dict[int, Candidate], left: int
-) -> dict[int, Candidate]:
-    """Spends a size limit's leftover parameters on layers whose error they reduce most."""
-    kept = dict(kept)
-    while kept:
-        better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}
-        gains = {key: lists[key].copies * (kept[key].error - c.error) for key, c in better.items()}
-        best = max(gains, key=lambda key: gains[key])
-        if gains[best] <= 0:
-            break
-        left -= better[best].numbers - kept[best].numbers
-        kept[best] = better[best]
-    return kept

@@ -1,4 +1,4 @@
-"""Summary table of a tensorised model: layers, modes, ranks, parameters, compression."""
+"""Summary table of a tensorised model's layers, and the certificates of converted ones."""
 
 import math
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
+from tensorjax.nn._tensor_layers import Certificate
+from tensorjax.nn._tensor_layers import certificates as measured
 
 
 def summary(model: object) -> str:
@@ -109,3 +111,35 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def numbers(model: Any) -> int:
     """Counts the parameters of a Flax NNX model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def certificates(model: object) -> dict[str, Certificate]:
+    """Returns the error certificates of a model's converted layers, by their paths.
+
+    After `tensorize` they are the errors of the truncations, after `detensorize` those of rounding
+    the dense weights to their dtype. They are of the moment of
+    conversion, whatever training did since; copies and checkpoints of a model have none.
+
+    Args:
+      model: any NNX module.
+
+    Returns:
+      {path of a layer: `Certificate`}, of shared layers once.
+
+    Raises:
+      TypeError: ``model`` is no NNX module.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> model = nnx.Sequential(nnx.Linear(64, 96, rngs=nnx.Rngs(0)))
+      >>> nn.certificates(nn.tensorize(model, {"*": nn.TT(rank=8)}))["layers/0"].ranks
+      (8, 8, 8)
+
+    Source: ours.
+    """
+    check_module(model)
+    layers = [  # lists of modules have no hash
+        place for place in places(model).values() if type(place[0]).__hash__ is not None
+    ]
+    return {paths[0]: measured[layer] for layer, paths in layers if layer in measured}

@@ -8,8 +8,7 @@ from tensorjax import _check
 from tensorjax.nn._models.replacement import Ranks, replacement
 from tensorjax.nn._models.rules import Rules, matched, rules_with
 from tensorjax.nn._models.spec_choice import Init, choose
-from tensorjax.nn._models.tied_layers import tie, ties
-from tensorjax.nn._models.traversal import check_module, swap
+from tensorjax.nn._models.traversal import check_module, swap, tie, ties
 from tensorjax.nn._specs import TT
 
 

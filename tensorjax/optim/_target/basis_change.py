@@ -18,10 +18,8 @@ from tensorjax._cores.contractions import times_axis
 from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._qr import after
-from tensorjax.optim._explicit_sharding import _whole, like, widest
-from tensorjax.optim._gate_decisions import Decision, applied, plus, same_dtype
-from tensorjax.optim._layers.tensorised_layers import Layer, Layout
-from tensorjax.optim._size_polynomial import picked
+from tensorjax.optim._gate_updates import Decision, Gates, applied, plus, same_dtype
+from tensorjax.optim._packed_arrays import Counters, _whole, like, most_alike, picked, widest
 from tensorjax.optim._target.bond_bases import (
     Bases,
     Factorisations,
@@ -31,9 +29,8 @@ from tensorjax.optim._target.bond_bases import (
     kind_of,
     powers_of_tucker,
 )
-from tensorjax.optim._target.equal_kernels import Counters, most_alike
 from tensorjax.optim._target.train_bases import Cut, Train, Trains, joined
-from tensorjax.optim._threshold_pruning import Gates
+from tensorjax.optim._tensorised_layers import Layer, Layout
 
 Arrays = list[list[jax.Array]]  # for each part of a layer, the parameter and its moments
 

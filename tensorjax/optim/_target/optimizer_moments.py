@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tensorjax.optim._layers.parameter_paths import flatten, parameter_of
-from tensorjax.optim._layers.tensorised_layers import Layout, Path
+from tensorjax.optim._tensorised_layers import Layout, Path, flatten, parameter_of
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
 # COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.

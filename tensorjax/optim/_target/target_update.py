@@ -14,27 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._explicit_sharding import like, widest
-from tensorjax.optim._gate_decisions import (
-    Decision,
-    core_masks,
-    gates_moved,
-    plus,
-    same_dtype,
-)
-from tensorjax.optim._layers.tensorised_layers import Layout, Stacks
-from tensorjax.optim._rank_adaptive_options import Options, Schedule
-from tensorjax.optim._size_polynomial import padded, picked, polynomial
-from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target.basis_change import (
-    counters_of,
-    cut_and_changed,
-)
-from tensorjax.optim._target.equal_kernels import Counters
-from tensorjax.optim._target.nonzero_flags import any_nonzero
+from tensorjax.optim._gate_updates import Decision, Gates, core_masks, gates_moved, plus, same_dtype
+from tensorjax.optim._options_and_state import Options, RankAdaptiveState, Schedule, unknown
+from tensorjax.optim._packed_arrays import Counters, any_nonzero, like, padded, picked, widest
+from tensorjax.optim._pruning import least_important
+from tensorjax.optim._sizes_and_ranks import polynomial
+from tensorjax.optim._stacked_layers import Stacks
+from tensorjax.optim._target.basis_change import counters_of, cut_and_changed
 from tensorjax.optim._target.optimizer_moments import by_gradient, curvature_of, moments_of
-from tensorjax.optim._target.target_cuts import least_important
-from tensorjax.optim._threshold_pruning import Gates
+from tensorjax.optim._tensorised_layers import Layout
 from tensorjax.optim._trial_cuts import judged
 from tensorjax.optim._update import Step, _observed, _staged, _watched, seen_layout
 

@@ -19,10 +19,8 @@ import numpy as np
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint
-from tensorjax.optim._explicit_sharding import widest
-from tensorjax.optim._gate_decisions import plus
-from tensorjax.optim._layers.tensorised_layers import Layer
-from tensorjax.optim._size_polynomial import picked
+from tensorjax.optim._gate_updates import plus
+from tensorjax.optim._packed_arrays import Counters, picked, widest
 from tensorjax.optim._target.bond_bases import (
     Factorisations,
     Kinds,
@@ -30,7 +28,7 @@ from tensorjax.optim._target.bond_bases import (
     gates_moved,
     powers_of_train,
 )
-from tensorjax.optim._target.equal_kernels import Counters
+from tensorjax.optim._tensorised_layers import Layer
 
 # Trains share a loop while padding costs this factor of memory at most, or so many entries.
 WASTE, SMALL = 4, 2**16

@@ -13,7 +13,8 @@ from tensorjax._formats import random_arrays
 from tensorjax._placement import _is_alone
 from tensorjax._transfer import on_device
 from tensorjax._typing import Tree
-from tensorjax.optim._layers.tensorised_layers import LOOKED_FOR, Stacks, labels
+from tensorjax.optim._stacked_layers import Stacks, labels
+from tensorjax.optim._tensorised_layers import LOOKED_FOR
 
 Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 # Elements of a core up to which NumPy quantises it.

@@ -10,12 +10,20 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.contract._numpy_einsum import numpy_einsum
-from tensorjax.nn._certificates import Certificate
-from tensorjax.nn._convolutions.convolution_base import TensorConv
-from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
-from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
-from tensorjax.nn._linear_conversion import certify, compressed, parameters, truncated_modes
+from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
+from tensorjax.nn._dense_weights import (
+    Gates,
+    certify,
+    check_gates,
+    check_plain,
+    compressed,
+    concrete,
+    parameters,
+    truncated_modes,
+)
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
+from tensorjax.nn._tensor_layers import Certificate
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]
 _CLASSES: dict[str, type[TensorConv]] = {

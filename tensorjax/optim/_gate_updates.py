@@ -1,18 +1,18 @@
-"""Choice of the gates that an update sets to zero: by threshold, down to a size target."""
+"""Updates of rank gates: which are pruned by threshold, and the moves of gates and cores then."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.optim._explicit_sharding import _whole, widest
-from tensorjax.optim._layers.tensorised_layers import Layout
-from tensorjax.optim._size_polynomial import Polynomial, picked
+from tensorjax.optim._packed_arrays import _whole, like, picked, widest
+from tensorjax.optim._sizes_and_ranks import Polynomial
+from tensorjax.optim._tensorised_layers import Layer, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,3 +129,103 @@ def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
     # A loop, so that the program holds one copy of the test.
     rounds = math.ceil(math.log2(size + 1))
     return jax.lax.fori_loop(0, rounds, halved, (jnp.zeros_like(high), high))[1]
+
+
+class Decision(NamedTuple):
+    """Pruning decision of one optimiser update: updates of rank gates, and which become zero.
+
+    Attributes:
+      gates: moves of the gates.
+      dead: which of them are zero from now on.
+      fate: of each index: 0, it moves; 1, it is zero from now on; 2, it waits for a verdict.
+      still: for each core and gate, whether the inner optimiser holds it fixed.
+    """
+
+    gates: jax.Array
+    dead: jax.Array
+    fate: jax.Array
+    still: jax.Array
+
+
+def plus(x: Any, move: Any) -> jax.Array:
+    """Adds an optimiser update to a parameter, as `optax.apply_updates` does."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.asarray(x + move).astype(jnp.result_type(x))
+
+
+def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
+    """Casts a parameter and its optimiser update to their common dtype."""
+    dtype = widest(x, move)
+    return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
+
+
+def applied(
+    layout: Layout,
+    params: list[Any],
+    moves: list[Any],
+    decision: Decision,
+    tried: bool,
+    done: Collection[int] = (),
+) -> None:
+    """Overwrites the optimiser updates of gates and cores, in place, by a pruning decision.
+
+    Args:
+      params: leaves of the parameters.
+      moves: of all parameters, which are replaced.
+      tried: whether cuts may be undone: slices of a cut on trial keep their values.
+      done: numbers of layers that are left out.
+    """
+    split, places = Gates.of(layout).split, layout.gates
+    left = {k for n, layer in enumerate(layout.layers) if n not in done for k in layer.gates}
+    for k, own in zip(places, split(decision.gates), strict=True):
+        if k not in left:
+            continue
+        moves[k] = like(own.astype(widest(params[k], moves[k])), moves[k])
+    fates, part = dict(zip(places, split(decision.fate), strict=True)), 0
+    for n, layer in enumerate(layout.layers):
+        for core, own in () if n in done else core_masks(layer, fates, jnp.maximum):
+            k = layer.cores[core]
+            x, move = same_dtype(params[k], moves[k])
+            own = like(jnp.broadcast_to(own, x.shape), x)
+            held = jnp.where(own == 1, -x, jnp.zeros_like(x)) if tried else -x
+            moves[k] = jnp.where((own == 0) | decision.still[part + core], move, held)
+        part += len(layer.cores) + len(layer.gates)
+
+
+def gates_moved(
+    gates: jax.Array, move: jax.Array, dead: jax.Array, held: jax.Array, limit: jax.Array, eps: Any
+) -> jax.Array:
+    """Computes gate updates that set pruned gates to zero and hold others above the threshold.
+
+    Args:
+      gates: before.
+      dead: which of them are zero afterwards.
+      held: which of them stay above the threshold.
+    """
+    x, move = same_dtype(gates, move)
+    # A sum of parameter and move is rounded: the second term covers that.
+    eps = jnp.asarray(eps, x.dtype)
+    least = limit.astype(x.dtype) * (1 + 4 * eps) + eps * jnp.abs(x)
+    return jnp.where(dead, -x, jnp.where(held, least - x, move))
+
+
+def core_masks(
+    layer: Layer, of_gates: dict[int, jax.Array], both: Callable[[Any, Any], Any]
+) -> Iterator[tuple[int, jax.Array]]:
+    """Yields each core of a layer with a mask that tells which indices of its bonds are pruned.
+
+    Args:
+      of_gates: by position of the gate, one entry for each index of the bond.
+      both: combines entries of two bonds.
+
+    Yields:
+      (core, array that broadcasts against it).
+    """
+    found: dict[int, jax.Array] = {}
+    for k, bonds in zip(layer.gates, layer.bonds, strict=True):
+        for core, axis in bonds:
+            shape = [1] * len(layer.shapes[core])
+            shape[axis] = -1
+            own = of_gates[k].reshape(shape)
+            found[core] = both(found[core], own) if core in found else own
+    yield from found.items()

@@ -16,10 +16,9 @@ from flax.nnx.nn.linear import canonicalize_padding
 from tensorjax import _check, _symbolic, contract, linalg
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
-from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._weight_networks import WeightNetwork
+from tensorjax.nn._tensor_layers import TensorLayer
 
 Padding = str | int | Sequence[int | tuple[int, int]]
 
@@ -49,7 +48,7 @@ class ConvPlan:
     dense_flops: int
 
 
-class TensorConv(nnx.Module):
+class TensorConv(TensorLayer):
     """Abstract base class of the tensorised convolutions, counterparts of `flax.nnx.Conv`.
 
     Args:
@@ -136,37 +135,18 @@ class TensorConv(nnx.Module):
             raise ValueError(f"{name}: expected {count} values, one per axis, got {value!r}")
         return tuple(_check.integer(name, 1 if v is None else v, low=1) for v in values)
 
-    @abc.abstractmethod
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of a convolution, whose kernel has entries of given variance."""
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """Error certificate of a convolution that was converted from a dense one; else None."""
-        return certificates.get(self)
-
     @property
     def modes(self) -> tuple[int, ...]:
         """Mode sizes of the convolution's kernel: C, k_1, …, k_s, O."""
         return (self.in_features, *self.kernel_size, self.out_features)
 
     @property
-    @abc.abstractmethod
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of the convolution's kernel, read from its parameters' shapes."""
+    def _inputs(self) -> int:
+        return 1
 
     @property
-    def numbers(self) -> int:
-        """Number of the convolution's parameters, gates and bias included."""
-        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
-
-    @abc.abstractmethod
-    def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of the convolution's kernel, multiplied by its gates."""
-
-    @abc.abstractmethod
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the convolution's kernel."""
+    def _summed(self) -> int:
+        return len(self.modes) - 1
 
     @abc.abstractmethod
     def _steps(self, arrays: list[Any]) -> list[tuple[tuple[int, ...], Any]]:

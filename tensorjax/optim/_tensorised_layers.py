@@ -16,16 +16,70 @@ splits it to single layers, each with its own ranks, and stacks it again.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._typing import PyTree
-from tensorjax.optim._layers.parameter_paths import Path, flatten, parts
+
+Path = tuple[Hashable, ...]
+
+
+def tokens(path: Any) -> Path:
+    """Converts a JAX key path to a tuple of plain keys: "0" becomes 0; drops a final "value"."""
+    out = [_token(key) for key in path]
+    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
+        out.pop()
+    return tuple(out)
+
+
+def _token(key: Any) -> Hashable:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            value = getattr(key, attribute)
+            return int(value) if isinstance(value, str) and value.isdecimal() else value
+    return str(key)
+
+
+def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
+    """Flattens a parameter tree to leaves, and a tuple of plain keys as path of each.
+
+    Raises:
+      ValueError: two leaves with one path.
+    """
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    paths = tuple(tokens(path) for path, _ in pairs)
+    if len(set(paths)) < len(paths):
+        raise_repeated(next(path for path in paths if paths.count(path) > 1))
+    return paths, [leaf for _, leaf in pairs], structure
+
+
+def raise_repeated(path: Path) -> NoReturn:
+    """Raises ValueError for a path of plain keys that two leaves of a parameter tree have."""
+    raise ValueError(
+        f"params: expected a path of its own for every array, got two at "
+        f"{'/'.join(map(str, path))!r}; a number and texts like '7' and '07' are one key here: "
+        "rename one of them"
+    )
+
+
+def parameter_of(path: Path, known: Container[Path]) -> Path | None:
+    """Finds the model parameter that an array in the optimiser's state belongs to, by its path."""
+    ends = (path[start:] for start in range(len(path)))
+    return next((end for end in ends if end in known), None)
+
+
+def parts(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields which part of a tensorised layer, as a core, a leaf's path names, by how many keys."""
+    # Only with an integer key below, as of a list: a module may have one of these names too.
+    if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
+        yield str(path[-2]), 2
+    if path and path[-1] in ("core", "bias"):
+        yield str(path[-1]), 1
+
 
 Bond = tuple[int, int]  # position of a core in its layer, and the axis
 
@@ -167,6 +221,31 @@ def gated(params: Any) -> Layout:
     return layout
 
 
+def trainable(params: Any, keep_one: bool) -> Layout:
+    """Finds the layers that the rank-adaptive optimiser trains; ValueError for invalid gates."""
+    layout = gated(params)
+    leaves = jax.tree.leaves(params)
+    for layer in layout.layers:
+        for number, gate in enumerate(leaves[k] for k in layer.gates):
+            seen = not _check.is_traced(gate) and getattr(gate, "is_fully_addressable", True)
+            if seen and gate.size:
+                _check_gate(f"{layer.name}/gates/{number}", np.asarray(gate), keep_one)
+    return layout
+
+
+def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
+    if gate.min() < 0:
+        raise ValueError(
+            f"{where}: expected gates >= 0, got {gate.min():.4g}; take its absolute value, and the "
+            "sign into a core beside it"
+        )
+    if keep_one and not gate.any():
+        raise ValueError(
+            f"{where}: expected a gate that is not zero, got none; pass keep_one=False where a "
+            "layer may be its bias alone"
+        )
+
+
 def _layer(path: Path, group: dict[str, Any], leaves: list[Any]) -> Layer | None:
     def listed(name: str) -> tuple[int, ...]:
         return tuple(position for _, position in sorted(group.get(name, {}).items()))
@@ -235,170 +314,6 @@ def check_concrete(name: str, leaves: Any) -> None:
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
             "trace; call it between steps, outside the transformation"
         )
-
-
-def labels(params: PyTree) -> Any:
-    """Labels every parameter "core", "gate" or "dense", for `optax.partition`.
-
-    Made for `optax.partition`, which takes the function itself; the rates of the paper's released
-    program would be::
-
-        inner = optax.partition(
-            {
-                "core": optax.adamw(1e-4, weight_decay=0.0),
-                "gate": optax.adamw(1e-3, weight_decay=0.0),
-                "dense": optax.adamw(5e-5, weight_decay=0.0),
-            },
-            optim.labels,
-        )
-        optimizer = optim.rank_adaptive(inner, switch=1000, size_fraction=0.5)
-
-    Args:
-      params: any tree of parameters, or of gradients.
-
-    Returns:
-      The same tree, with a string in place of every array.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import optim
-      >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
-      >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
-      {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
-
-    Source: ours; the three learning rates are those of the released program of Yang et al.,
-    "CoMERA" (arXiv 2405.14377).
-    """
-    stacks = Stacks.of(params)
-    single = stacks.split(params)
-    layout = find(single)
-    named = dict.fromkeys(range(len(layout.paths)), "dense")
-    for layer in layout.layers:
-        named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
-    return stacks.join(jax.tree.unflatten(jax.tree.structure(single), list(named.values())))
-
-
-@dataclasses.dataclass(frozen=True)
-class Stacks:
-    """Conversion between layers stacked by `nnx.vmap` and single layers, in a parameter tree.
-
-    Attributes:
-      axes: for each leaf, how many leading axes it is stacked over.
-    """
-
-    structure: Any
-    paths: tuple[Path, ...]
-    axes: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, params: Any) -> "Stacks":
-        """Finds the layers stacked by `nnx.vmap` in a parameter tree, by leading axes of gates."""
-        paths, leaves, structure = flatten(params)
-        shapes = tuple(tuple(np.shape(leaf)) for leaf in leaves)
-        groups: dict[Path, dict[str, list[int]]] = {}
-        for position, path in enumerate(paths):
-            for name, count in parts(path):
-                group = groups.setdefault(path[: len(path) - count], {})
-                group.setdefault(name, []).append(position)
-        axes = [0] * len(paths)
-        for group in groups.values():
-            count = _leading(group, shapes)
-            for position in (p for places in group.values() for p in places):
-                axes[position] = count
-        return cls(structure, paths, tuple(axes), shapes)
-
-    def split(self, tree: Any, name: str = "updates") -> Any:
-        """Splits layers stacked by `nnx.vmap` in a parameter tree into single ones.
-
-        A tree without stacked layers is returned as it is. ``name`` is for errors.
-
-        Raises:
-          ValueError: a tree of another structure or other shapes than the parameters.
-        """
-        if not any(self.axes) or tree is None:
-            return tree
-        leaves = jax.tree.leaves(tree)
-        if [tuple(jnp.shape(x)) for x in leaves] != [*self.shapes]:
-            raise ValueError(
-                f"{name}: expected the same structure and shapes as the parameters; after a shrink "
-                "they, and the state, have to be new"
-            )
-        out: dict[str, Any] = {}
-        for path, count, leaf in zip(self.paths, self.axes, leaves, strict=True):
-            if not count:
-                _put(out, path, leaf)
-                continue
-            each = jnp.reshape(leaf, (-1, *jnp.shape(leaf)[count:]))
-            for copy, place in enumerate(_copies(path, len(each))):
-                _put(out, place, each[copy])
-        return out
-
-    def join(self, tree: Any) -> Any:
-        """Stacks single layers again, in the pytree structure of the original parameters."""
-        if not any(self.axes):
-            return tree
-        paths, leaves, _ = flatten(tree)
-        found = dict(zip(paths, leaves, strict=True))
-        out = []
-        for path, count, shape in zip(self.paths, self.axes, self.shapes, strict=True):
-            lead = shape[:count]
-            if not count:
-                out.append(found[_key(path)])
-                continue
-            each = [found[_key(place)] for place in _copies(path, math.prod(lead))]
-            if isinstance(each[0], str):  # a label
-                out.append(each[0])
-                continue
-            out.append(jnp.stack(each).reshape(*lead, *jnp.shape(each[0])))
-        return jax.tree.unflatten(self.structure, out)
-
-    def siblings(self, layout: Layout) -> list[list[int]]:
-        """Returns, for every layer stacked by `nnx.vmap`, the numbers of its single layers."""
-        tops = {
-            _key(path[: len(path) - next(n for _, n in parts(path))])
-            for path, count in zip(self.paths, self.axes, strict=True)
-            if count
-        }
-        found: dict[Path, list[int]] = {}
-        for position, layer in enumerate(layout.layers):
-            if layer.path[:-1] in tops:
-                found.setdefault(layer.path[:-1], []).append(position)
-        return [*found.values()]
-
-
-def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Counts the leading axes over which a tensorised layer is stacked; 0 for one layer."""
-    gates = [shapes[p] for p in group.get("gates", ())]
-    cores = [shapes[p] for name in ("cores", "core", "factors") for p in group.get(name, ())]
-    counts = {len(shape) - 1 for shape in gates}
-    if not gates or not cores or len(counts) != 1:
-        return 0
-    (count,) = counts
-    lead = gates[0][:count]
-    every = [*gates, *cores, *(shapes[p] for p in group.get("bias", ()))]
-    return count if all(shape[:count] == lead for shape in every) else 0
-
-
-def _copies(path: Path, count: int) -> list[Path]:
-    """Returns a stacked parameter's paths in the tree of single layers, one for each copy."""
-    at = len(path) - next(n for _, n in parts(path))
-    return [(*path[:at], copy, *path[at:]) for copy in range(count)]
-
-
-def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
-    for key in path[:-1]:
-        out = out.setdefault(str(key), {})
-    out[str(path[-1])] = leaf
-
-
-def _key(path: Path) -> Path:
-    """Converts a stacked parameter's path to its path in the tree of single layers."""
-
-    def token(key: Hashable) -> Hashable:
-        return int(key) if isinstance(key, str) and key.isdecimal() else key
-
-    return tuple(token(str(key)) for key in path)
 
 
 def input_modes(sizes: Sequence[int], outputs: int | None) -> int:

@@ -4,20 +4,15 @@ import math
 from typing import Any
 
 import jax
-from flax import nnx
 
 from tensorjax import contract
-from tensorjax.nn import _initializers, _weight_networks
-from tensorjax.nn._convolutions.convolution_base import TensorConv
-from tensorjax.nn._initializers import Init
-from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import ones, values
-from tensorjax.nn._weight_networks import WeightNetwork
+from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
 
 Steps = list[tuple[tuple[int, ...], Any]]
 
 
-class TTConv(TensorConv):
+class TTConv(TrainWeight, TensorConv):
     """Convolution whose kernel is a tensor train with gates on its bonds, applied axis by axis.
 
     K[i_1 … i_s, c, o] = G_0[c] D_0 G_1[i_1] D_1 … G_s[i_s] D_s G_{s+1}[o]: channels to r_0 by a
@@ -53,27 +48,6 @@ class TTConv(TensorConv):
     convolutions with trains. Departure: channels are not folded, so that every core is a
     convolution.
     """
-
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = train_ranks(rank, self.modes)
-        shapes = _weight_networks.train(self.modes, 1, ranks).shapes
-        split = len(self.modes) - 1
-        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
-        self.cores = nnx.List(drawn)
-        self.gates = ones(ranks, self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the convolution's kernel."""
-        return tuple(core.shape[-3] for core in self.cores[1:])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the kernel of a TT convolution."""
-        return _weight_networks.train(self.modes, 1, self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT convolution's kernel, multiplied by its gates."""
-        return _weight_networks.gated_train(values(self.cores), values(self.gates))
 
     def _steps(self, arrays: list[Any]) -> Steps:
         first, *inner, last = arrays
@@ -128,7 +102,7 @@ class LowRankConv(TTConv):
         return [(tuple(range(count)), kernel), ((), last[..., 0])]
 
 
-class TuckerConv(TensorConv):
+class TuckerConv(TuckerWeight, TensorConv):
     """Convolution whose kernel is in Tucker format with gates on its bonds.
 
     K[i_1 … i_s, c, o] = Σ G[a, b_1 … b_s, z] U[c, a] Π_k V_k[i_k, b_k] W[o, z] (gates left out): a
@@ -165,27 +139,6 @@ class TuckerConv(TensorConv):
     Fast and Low Power Mobile Applications" (ICLR 2016, arXiv 1511.06530).
     """
 
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        ranks = bounded(rank, self.modes, "mode")
-        factors, split = list(zip(self.modes, ranks, strict=True)), len(self.modes) - 1
-        drawn = _initializers.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
-        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
-        self.gates = ones(ranks, self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks of the convolution's Tucker kernel."""
-        return tuple(self.core.shape[-len(self.modes) :])
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the kernel of a Tucker convolution."""
-        return _weight_networks.tucker(self.modes, 1, self.ranks)
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns factors and core of a Tucker convolution's kernel, multiplied by its gates."""
-        factors, gates = values(self.factors), values(self.gates)
-        return _weight_networks.gated_tucker(self.core[...], factors, gates, 1)
-
     def _steps(self, arrays: list[Any]) -> Steps:
         first, core, *spatial, last = arrays
         count = len(spatial)
@@ -203,7 +156,7 @@ class TuckerConv(TensorConv):
         return [((), first), (tuple(range(count)), kernel), ((), last.T)]
 
 
-class CPConv(TensorConv):
+class CPConv(CanonicalWeight, TensorConv):
     """Convolution whose kernel is in CP format: a gated sum of R products of vectors.
 
     K[i_1 … i_s, c, o] = Σ_a D[a] U[c, a] Π_k V_k[i_k, a] W[o, a]: a pointwise product from C to R
@@ -236,27 +189,6 @@ class CPConv(TensorConv):
     Source: Lebedev, Ganin, Rakhuba, Oseledets, Lempitsky, "Speeding-up Convolutional Neural
     Networks Using Fine-tuned CP-Decomposition" (ICLR 2015, arXiv 1412.6553).
     """
-
-    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        enough = math.prod(self.modes) // max(self.modes)
-        (terms,) = bounded(rank, [enough], "sum")
-        shapes = [(n, terms) for n in self.modes]
-        drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
-        self.factors = nnx.List(drawn)
-        self.gates = ones([terms], self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """CP-rank R of the convolution's kernel, the number of terms, as a tuple (R,)."""
-        return (self.factors[0].shape[-1],)
-
-    def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the kernel of a CP convolution."""
-        return _weight_networks.canonical(self.modes, 1, self.ranks[0])
-
-    def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP convolution's kernel, multiplied by its gate."""
-        return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])
 
     def _steps(self, arrays: list[Any]) -> Steps:
         first, *spatial, last = arrays

@@ -1,1 +1,0 @@
-"""Convolutions whose kernel is in TT, Tucker or CP format, and their conversion."""

@@ -1,0 +1,184 @@
+"""Allocation of a model's size to its layers: of candidates, or by one rank for all of them."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from tensorjax.nn._models.replacement import replacement
+from tensorjax.nn._models.spec_candidates import Candidate, hull, slope
+from tensorjax.nn._models.stacked_layers import copies, lead
+from tensorjax.nn._models.summary import numbers
+from tensorjax.nn._models.traversal import Found
+from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
+
+T = TypeVar("T")
+# Stands for "auto" in rules; its format is not used.
+AUTO = TT()
+# What it becomes for linear layers of random weights.
+_FRESH = TTMatrix()
+
+
+def is_open(spec: Any) -> bool:
+    """Whether a layer's specification gives no rank, so that it has to be chosen."""
+    return getattr(spec, "rank", None) is None
+
+
+def check_open(path: str, spec: Any) -> None:
+    """Raises ValueError for a layer specification without a rank whose format needs a given one."""
+    if not (spec is AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
+        raise ValueError(
+            f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
+            f"the ranks of, got {spec}"
+        )
+
+
+def weight_size(layer: Any) -> int:
+    """Counts the elements of a dense layer's weight, copies of a stacked one included."""
+    return math.prod(_shape(layer))
+
+
+def _shape(layer: Any) -> tuple[int, ...]:
+    return (layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel).shape
+
+
+def grown(layer: Any, spec: Spec) -> int:
+    """Counts the parameters that replacing a dense layer by a tensorised one adds."""
+    count = max(1, math.prod(lead(layer)))
+    one = copies(layer)[0]
+    new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
+    return count * (numbers(new) - numbers(one))
+
+
+def of_rank(layer: Any, spec: Any, rank: int) -> Spec:
+    """Returns a layer's specification with a given rank; "auto" becomes a TT-matrix."""
+    linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
+    return dataclasses.replace(_FRESH if spec is AUTO and linear else spec, rank=rank)
+
+
+def named(path: str, call: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function for one layer of a model, and adds the layer's path to raised errors."""
+    try:
+        return call(*arguments)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{path or 'the model itself'}: {error}") from error
+
+
+class Totals:
+    """Parameter counts of a model as functions of one rank for all layers.
+
+    Attributes:
+      own: layers to choose for, one of every tied set, with path and spec.
+      rest: parameters of the model with these layers dense.
+      fixed: parameters outside of them.
+    """
+
+    def __init__(self, model: Any, every: Found, own: Sequence[tuple[Any, str, Any]]) -> None:
+        for _, path, spec in own:
+            check_open(path, spec)
+        fixed = [(x, spec) for x, _, spec in every if not is_open(spec)]
+        self.own = own
+        self.rest = numbers(model) + sum(grown(x, spec) for x, spec in fixed)
+        self.fixed = self.rest - sum(weight_size(x) for x, *_ in own)
+        self._known: dict[Any, int] = {}  # layers alike count alike
+
+    def gain(self, place: int, rank: int) -> int:
+        """Counts the parameters that a layer of some rank has beyond the dense one."""
+        layer, path, spec = self.own[place]
+        key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
+        if key not in self._known:
+            self._known[key] = named(path, grown, layer, of_rank(layer, spec, rank))
+        # By "auto" layers stay dense that would not be smaller.
+        return min(self._known[key], 0) if spec is AUTO else self._known[key]
+
+    def total(self, rank: int) -> int:
+        """Counts the parameters of the model with all these layers at some rank."""
+        return self.rest + sum(self.gain(k, rank) for k in range(len(self.own)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Layer whose format is to be chosen: its candidates, dense size and number of copies."""
+
+    found: list[Candidate]
+    weight: int
+    copies: int
+
+    def cheapest(self, tol: float) -> Candidate:
+        """Returns a layer's smallest candidate format with error up to ``tol``, or the last one."""
+        fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
+        return next(fits, self.found[-1])
+
+    def within(self, size: int) -> Candidate:
+        """Returns a layer's most accurate candidate format of at most a given size."""
+        return [c for c in self.found if c.numbers <= size][-1]
+
+
+def allocated(
+    lists: Mapping[int, Listed], rest: int, most: int, fewer: tuple[str, int] | None,
+    other: float = math.inf,
+) -> tuple[dict[int, Candidate], int]:  # fmt: skip
+    """Chooses a format for every layer, greedily by error decrease per parameter.
+
+    On convex hulls the steps of every layer come in descending order of their slopes.
+
+    Args:
+      lists: of the layers chosen for.
+      rest: parameters outside of them.
+      most: parameters of all.
+      fewer: name of the option and those of the model, if a share of them was asked for.
+      other: parameters of all in another form, for the error: more than ``most``.
+
+    Returns:
+      (choice of every layer, parameters left).
+    """
+    corners = {key: hull(options.found) for key, options in lists.items()}
+    taken = dict.fromkeys(lists, 0)
+    left = most - rest - sum(options.found[0].numbers for options in lists.values())
+    if left < 0:
+        check_least(int(min(most - left, other)), rest, most, fewer)
+    steps = [
+        (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
+        for key, found in corners.items()
+        for k, (a, b) in enumerate(itertools.pairwise(found))
+    ]
+    for _, key, k, cost in sorted(steps, key=lambda step: (step[0], step[2])):
+        if taken[key] == k - 1 and cost <= left:
+            taken[key] = k
+            left -= cost
+    return {key: corners[key][k] for key, k in taken.items()}, left
+
+
+def filled(
+    lists: Mapping[int, Listed], kept: dict[int, Candidate], left: int
+) -> dict[int, Candidate]:
+    """Spends a size limit's leftover parameters on layers whose error they reduce most."""
+    kept = dict(kept)
+    while kept:
+        better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}
+        gains = {key: lists[key].copies * (kept[key].error - c.error) for key, c in better.items()}
+        best = max(gains, key=lambda key: gains[key])
+        if gains[best] <= 0:
+            break
+        left -= better[best].numbers - kept[best].numbers
+        kept[best] = better[best]
+    return kept
+
+
+def check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
+    """Raises ValueError if a model with the smallest ranks has more than ``most`` parameters."""
+    if least <= most:
+        return
+    asked = f"size: expected at least {least:,} parameters"
+    if fewer is not None:
+        name, now = fewer
+        asked = f"{name}: expected at most {math.floor(1e3 * now / least) / 1e3:.12g}, for at least"
+        asked += f" {least:,} of {now:,} parameters"
+    raise ValueError(
+        f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
+        f"tensorise more of the model, or {'allow a larger size' if fewer is None else 'less'}"
+    )

@@ -1,0 +1,199 @@
+"""Base classes of tensorised layers: weights in TT, Tucker and CP format; error certificates."""
+
+import abc
+import dataclasses
+import math
+import weakref
+from typing import Any
+
+import jax
+from flax import nnx
+
+from tensorjax.nn import _initializers, _weight_networks
+from tensorjax.nn._initializers import Init
+from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._parameters import ones, values
+from tensorjax.nn._weight_networks import WeightNetwork
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Measured error and compression of converting a dense layer to a tensorised one.
+
+    Attributes:
+      error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
+      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
+        the dtype of the parameters, do not allow it.
+      least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
+      ranks: of the layer; like all of these when it was made, whatever became of it in training.
+      numbers_before: in the dense layer, bias included.
+      numbers: parameters of the new layer, gates and bias included.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> dense = nnx.Linear(64, 64, use_bias=False, rngs=nnx.Rngs(0))
+      >>> layer, certificate = nn.from_linear(dense, rank=8)
+      >>> certificate.compression > 1, certificate.least <= certificate.error
+      (True, True)
+    """
+
+    error: float
+    bound: float | None
+    least: float
+    ranks: tuple[int, ...]
+    numbers_before: int
+    numbers: int
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the dense layer divided by those of the tensorised layer."""
+        return self.numbers_before / self.numbers
+
+    def __str__(self) -> str:
+        promised = "none promised" if self.bound is None else f"promised {self.bound:.2g}"
+        return (
+            f"relative error {self.error:.2g} ({promised}; at these ranks not below "
+            f"{self.least:.2g}), ranks {self.ranks}, {self.numbers_before:,} → {self.numbers:,} "
+            f"numbers: {self.compression:.3g} times fewer"
+        )
+
+
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so
+# that no two converted layers could be stacked or share a compiled program.
+certificates: weakref.WeakKeyDictionary[nnx.Module, Certificate] = weakref.WeakKeyDictionary()
+
+
+class GatedLayer(nnx.Module):
+    """Base class of layers and embeddings whose weight is a tensor network with gates."""
+
+    gates: nnx.List
+    param_dtype: Any
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """Error certificate of a layer that was converted from a dense one; else None."""
+        return certificates.get(self)
+
+    @property
+    def numbers(self) -> int:
+        """Number of the layer's parameters, gates and bias included."""
+        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
+
+    @property
+    @abc.abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the bonds of the layer's weight, read from its parameters' shapes."""
+
+    @abc.abstractmethod
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        """Draws the layer's initial arrays, whose weight has entries of given variance."""
+
+
+class TensorLayer(GatedLayer):
+    """Base class of linear layers and convolutions whose weight is a tensor network."""
+
+    @property
+    @abc.abstractmethod
+    def modes(self) -> tuple[int, ...]:
+        """Mode sizes of the layer's weight, those of the input first."""
+
+    @property
+    @abc.abstractmethod
+    def _inputs(self) -> int:
+        """Number of modes of the input in the network of the layer's weight."""
+
+    @property
+    def _summed(self) -> int:
+        """Number of modes of the layer's weight that are summed over for an output."""
+        return self._inputs
+
+    @abc.abstractmethod
+    def arrays(self) -> list[jax.Array]:
+        """Returns the arrays of the layer's weight, multiplied by its gates."""
+
+    @abc.abstractmethod
+    def network(self) -> WeightNetwork:
+        """Returns the tensor-network structure of the layer's weight."""
+
+
+class TrainWeight(TensorLayer):
+    """Base class of layers whose weight is a tensor train."""
+
+    cores: nnx.List
+
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        ranks = train_ranks(rank, self.modes)
+        shapes = _weight_networks.train(self.modes, self._inputs, ranks).shapes
+        args = shapes, self._summed, variance, self.param_dtype
+        self.cores = nnx.List(_initializers.train(init, rngs, *args))
+        self.gates = ones(ranks, self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks of the interior bonds of the layer's weight."""
+        return tuple(core.shape[-3] for core in self.cores[1:])
+
+    def network(self) -> WeightNetwork:
+        """Returns the tensor-network structure of a TT weight."""
+        return _weight_networks.train(self.modes, self._inputs, self.ranks)
+
+    def arrays(self) -> list[jax.Array]:
+        """Returns the cores of a TT weight, multiplied by its gates."""
+        return _weight_networks.gated_train(values(self.cores), values(self.gates))
+
+
+class TuckerWeight(TensorLayer):
+    """Base class of layers whose weight is a Tucker tensor."""
+
+    core: nnx.Param
+    factors: nnx.List
+
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        ranks = bounded(rank, self.modes, "mode")
+        factors = list(zip(self.modes, ranks, strict=True))
+        args = ranks, factors, self._summed, variance, self.param_dtype
+        drawn = _initializers.tucker(init, rngs, *args)
+        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
+        self.gates = ones(ranks, self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Multilinear ranks of the layer's Tucker weight."""
+        return tuple(self.core.shape[-len(self.modes) :])
+
+    def network(self) -> WeightNetwork:
+        """Returns the tensor-network structure of a Tucker weight."""
+        return _weight_networks.tucker(self.modes, self._inputs, self.ranks)
+
+    def arrays(self) -> list[jax.Array]:
+        """Returns factors and core of a Tucker weight, multiplied by its gates."""
+        factors, gates = values(self.factors), values(self.gates)
+        return _weight_networks.gated_tucker(self.core[...], factors, gates, self._inputs)
+
+
+class CanonicalWeight(TensorLayer):
+    """Base class of layers whose weight is in CP format."""
+
+    factors: nnx.List
+
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        enough = math.prod(self.modes) // max(self.modes)
+        (terms,) = bounded(rank, [enough], "sum")
+        shapes = [(n, terms) for n in self.modes]
+        drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
+        self.factors = nnx.List(drawn)
+        self.gates = ones([terms], self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """CP-rank R of the layer's weight, the number of terms, as a tuple (R,)."""
+        return (self.factors[0].shape[-1],)
+
+    def network(self) -> WeightNetwork:
+        """Returns the tensor-network structure of a CP weight."""
+        return _weight_networks.canonical(self.modes, self._inputs, self.ranks[0])
+
+    def arrays(self) -> list[jax.Array]:
+        """Returns the factors of a CP weight, multiplied by its gate."""
+        return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])

@@ -1,1 +1,0 @@
-"""Tensorised layers in a parameter tree, and the paths of its leaves."""

@@ -1,1 +1,0 @@
-"""Storage of models and optimiser states: checkpoints, and cores of eight bits."""
