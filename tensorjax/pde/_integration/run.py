@@ -15,7 +15,8 @@ from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.initial_checks import check_inside, is_density
 from tensorjax.pde._integration.memory import Memory
-from tensorjax.pde._integration.progress import Compilations
+from tensorjax.pde._integration.moment_errors import MomentEquations
+from tensorjax.pde._integration.progress import Compilations, row_of, stats_of
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import (
     CURABLE,
@@ -77,7 +78,10 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
         [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
     ).cores
     mass = mass_of(cores, weights) / abs(float(map.det))
-    return Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+    work = Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+    if start is None:
+        work.memory.moment_errors = work.equations.at_start(cores, map)
+    return work
 
 
 def _remembers(start: State) -> bool:
@@ -100,6 +104,7 @@ class Run:
         self.map = AffineMap(np.asarray(map.matrix, float), np.asarray(map.shift, float))
         self.t = float(t)
         self.memory = memory
+        self.equations = MomentEquations(options.problem)
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self.varies = False  # whether drift or noise of the last step are other than affine
@@ -189,7 +194,13 @@ class Run:
                 return stop
             self.rejected += 1
         if stop is None:
-            self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
+            assert step is not None
+            row = {"t": self.t, "dt": dt, "error": step.error, "asked": self._asked, **self._seen}
+            row |= {"sigma": self._motion[0], "beta": self._motion[1]}
+            row |= {"cost_without": costs[0], "cost": costs[1]}
+            row["exponential"] = self.options.name == "exponential"
+            row |= {"seconds": time.perf_counter() - began, "compilations": compiled.count}
+            self.rows.append(row_of(self.memory.v, row))
         return stop
 
     def begin_stiff(self, target: float) -> None:
@@ -429,6 +440,7 @@ class Run:
         stop = unbounded(options, cores, at, edge, rough)
         if stop is not None:
             return stop
+        errors = self._moment_errors(cores, map, at, t)
         self.map, self.t = map, t
         slopes = self.memory.slopes
         if step.slope is not None:
@@ -441,11 +453,19 @@ class Run:
             steps=self.memory.steps + 1,
             lost=trim.lost,
             lost_moments=trim.lost_moments,
+            moment_errors=errors,
         )
         volume = abs(float(map.det))
         mass = mass_of(cores, weights) / volume
         self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
         return None
+
+    def _moment_errors(self, cores: Cores, map: AffineMap, at: Clock, t: float) -> Any:
+        """Adds what an accepted time step has brought to the errors of the moments so far."""
+        equations, known = self.equations, self.memory.moment_errors
+        rates = None if equations.exact or not equations.axes else at(1.0)
+        before = self.memory.v, self.map
+        return equations.after(before, (cores, map), rates, t, t - self.t, known)
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
         """Corrects the run's train to its initial mass; returns a failure if it changes much."""
@@ -464,47 +484,9 @@ class Run:
         found = corrected(cores, at, target)
         return (cores if found is None else found.cores), None
 
-    def _note(
-        self, costs: tuple[float, float], dt: float, step: Step, seconds: float, compiled: int
-    ) -> None:
-        ranks = tuple(len(c) for c in self.memory.v[1:])
-        row = {
-            "t": self.t,
-            "dt": dt,
-            "sigma": self._motion[0],
-            "beta": self._motion[1],
-            "rank": max(ranks, default=1),
-            "ranks": ranks,
-            "cost_without": costs[0],
-            "cost": costs[1],
-            "asked": self._asked,
-            "exponential": self.options.name == "exponential",
-            **self._seen,
-            "norm": float(np.linalg.norm(self.memory.v[0])),
-            "error": step.error,
-            "seconds": seconds,
-            "compilations": compiled,
-        }
-        self.rows.append(row)
-
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all accepted time steps as a dict of arrays."""
-        names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
-        names = (
-            *names,
-            "resolution",
-            "norm",
-            "error",
-            "seconds",
-            "compilations",
-            "sigma",
-            "beta",
-            "exponential",
-        )
-        out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
-        bonds = len(self.memory.v) - 1
-        out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
-        out["fallback"] = np.zeros(len(self.rows), bool)
-        out["rejected"] = self.rejected
-        out["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
-        return out
+        found = stats_of(self.rows, len(self.memory.v) - 1)
+        found["rejected"] = self.rejected
+        found["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
+        return found
