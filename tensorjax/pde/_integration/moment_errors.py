@@ -8,13 +8,17 @@ whose norm weighs what is far out as little as what is near.
 
 * Affine f, constant D: the equations of the moments are closed. After every step they are compared
   with the exact flow of those before it, and errors so far are carried by that flow: what is left
-  at the end is the error, whatever has caused it, the grid, truncation or the steps.
-* Else the difference of both rates, at the same u, is summed over the steps: what the grid adds.
-  What the drift damps of it later is not taken off, so that the sum is an estimate from above.
+  at the end is the error, whatever has caused it, the grid, truncation or the steps. Of constant
+  steps, whose length is given, only what the grid adds is taken.
+* Else the difference of both rates, at the same u, is summed over the steps: what the grid adds. It
+  comes in at the ends of the box, where the highest modes weigh most, and is damped as the drift
+  moves what is there: by the squared distance from the mean, over that at the beginning, of points
+  that follow the drift from the ends of an axis.
 
 Source: ours.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +35,12 @@ from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._stepping.low_moments import Moments, functionals
 from tensorjax.pde._stepping.right_side import Rates
 
+# Steps whose errors are kept one by one; of those before them only the sum is.
+_KEPT = 64
+# Points follow the drift in steps that take this share of their distance from the mean, so many.
+_FOLLOWED, _MOST = 0.2, 200
+# Shares of a step at which what comes in within it is damped.
+_WITHIN = (0.05, 0.2, 0.4, 0.6, 0.8)
 # Truncation restores covariances in so many dimensions, and variances in so many; see
 # `tensorjax.pde._stepping.low_moments`. What it does not restore is not judged either.
 _ALL, _ALONG = 4, 10
@@ -51,38 +61,41 @@ class MomentEquations:
     """Equations of the means and covariances of a PDE's density, to judge those of a run.
 
     Args:
+      constant_steps: whether the length of the steps is given, and not their error.
       problem: of the run. Judged are densities in boxes without walls and half-lines, on the axes
         that are not periodic, in at most ten dimensions; see ``axes``, which else is empty.
     """
 
-    def __init__(self, problem: Any):
+    def __init__(self, problem: Any, constant_steps: bool = False):
         self.problem = problem
         self.axes = _judged(problem)
-        nonlinear = isinstance(problem, FokkerPlanck) and not problem._affine
-        self._linear = problem._linear() if isinstance(problem, FokkerPlanck) else problem
-        self._linear = None if nonlinear else self._linear
-        self._last: tuple[Any, Any] = (None, None)
+        linear = problem
+        if isinstance(problem, FokkerPlanck):
+            linear = problem._linear() if problem._affine else None
+        self._linear = linear
+        self._of_grid = constant_steps or linear is None
+        self._last: tuple[Any, np.ndarray | None] = (None, None)
 
     @property
     def exact(self) -> bool:
-        """Whether the equations of the moments are closed, so that errors are those of a run."""
-        return bool(self.axes) and self._linear is not None
+        """Whether the errors of the moments are those of a run, and not those of the grid alone."""
+        return bool(self.axes) and not self._of_grid
 
-    def at_start(self, cores: Cores, map: AffineMap) -> np.ndarray | None:
+    def at_start(self, cores: Cores, map: AffineMap, t: float) -> np.ndarray | None:
         """Computes the errors that the grid leaves in the moments of a problem's initial state."""
-        found = self._moments(cores, map)
+        found = self._moments(cores, map) if self.axes else None
         start = self.problem.start
         if found is None or not isinstance(start, Gaussian | Mixture):
             return None
         _, mean, covariance = (np.asarray(m) for m in start.moments())
         known = np.column_stack([mean[self.axes], covariance[np.ix_(self.axes, self.axes)]])
-        return found - known
+        return _rows(t, 0.0, found - known)
 
     def after(
         self,
         before: tuple[Cores, AffineMap],
         after: tuple[Cores, AffineMap],
-        rates: Rates | None,
+        rates: Callable[[float], Rates],
         t: float,
         dt: float,
         errors: np.ndarray | None,
@@ -92,30 +105,29 @@ class MomentEquations:
         Args:
           before: cores and map at the beginning of the step.
           after: at its end.
-          rates: at its end, not needed where the equations are closed.
+          rates: of the step, by the share of it.
           t: time at the end.
           dt: the step.
-          errors: so far, (f, 1 + f): of the means and covariances of f axes, physical; or None.
+          errors: so far, or None: rows of a time, a step that ended there, and the errors
+            (f, 1 + f) that have come in within it, of the physical means and covariances of f axes.
         """
         if not self.axes:
             return None
-        errors = np.zeros((len(self.axes), 1 + len(self.axes))) if errors is None else errors
+        size = len(self.axes)
+        errors = np.zeros((0, 2 + size * (1 + size))) if errors is None else errors
+        if self._of_grid:
+            found = self._defect(*after, rates(1.0), t)
+            found = None if found is None else dt * found
+        else:
+            found = self._missed(before, after, dt)
         if self._linear is None:
-            assert rates is not None
-            found = self._defect(*after, rates, t)
-            return errors if found is None else errors + dt * found
-        old, new = self._moments(*before), self._moments(*after)
-        if old is None or new is None:
-            return errors
+            return errors if found is None else _appended(errors, _rows(t, dt, found))
         flow = self._linear.flow(dt)
         f = flow.matrix[np.ix_(self.axes, self.axes)]
-
-        def carried(m: np.ndarray) -> np.ndarray:
-            return np.column_stack([f @ m[:, 0], f @ m[:, 1:] @ f.T])
-
-        noise = flow.noise[np.ix_(self.axes, self.axes)]
-        exact = carried(old) + np.column_stack([flow.shift[self.axes], noise])
-        return new - exact + carried(errors)
+        carried = sum(_carried(f, e) for e in _unfolded(errors, size)[2])
+        return _rows(
+            t, dt, carried + (0.0 if found is None else found) + np.zeros((size, 1 + size))
+        )
 
     def told(
         self, errors: Any, cores: Cores, map: AffineMap, t: float, allowed: float, share: float
@@ -131,34 +143,94 @@ class MomentEquations:
           share: of the mass in ∫ |u| dx, where masses of either sign cancel.
         """
         found = self._moments(cores, map) if self.axes and errors is not None else None
-        if found is None:
+        if found is None or errors is None or not len(errors):
             return ""
         width = np.sqrt(np.diag(found[:, 1:]))
-        mean, spread = share * errors[:, 0] / width, share * errors[:, 1:] / np.outer(width, width)
+        total = self._left(errors, found, map, t)
+        mean, spread = share * total[:, 0] / width, share * total[:, 1:] / np.outer(width, width)
         if len(width) > _ALL:
             spread = np.diag(np.diag(spread))
         sizes = np.abs(np.column_stack([mean, spread]))
         if not sizes.max() > allowed:
             return ""
-        j, k = np.unravel_index(int(np.argmax(sizes)), sizes.shape)
-        name = f"mean along axis {self.axes[j]}"
-        if k == j + 1:
-            name = f"variance along axis {self.axes[j]}"
-        elif k:
-            name = (
-                f"covariance of axis {self.axes[min(j, k - 1)]} and axis {self.axes[max(j, k - 1)]}"
-            )
+        name = self._name(*np.unravel_index(int(np.argmax(sizes)), sizes.shape))
+        asked = f"by the equations of the moments, for accuracy = {allowed:.1g}"
         if self.exact:
             return (
-                f"at t = {t:g} the {name} is off by {sizes.max():.1g} of its scale, by the "
-                f"equations of the moments, for accuracy = {allowed:.1g}: take a smaller tol or "
-                "more points, or a larger accuracy"
+                f"at t = {t:g} the {name} is off by about {sizes.max():.1g} of its scale, {asked}: "
+                "take more points, or a smaller tol, or a larger accuracy"
             )
         return (
-            f"at t = {t:g} the points have changed the {name} by up to {sizes.max():.1g} of its "
-            f"scale, by the equations of the moments, for accuracy = {allowed:.1g}: take more "
-            "points, or a larger tol or accuracy"
+            f"at t = {t:g} the points have changed the {name} by about {sizes.max():.1g} of its "
+            f"scale, {asked}: take more points, or a larger tol or accuracy"
         )
+
+    def _name(self, row: Any, column: Any) -> str:
+        """Names the moment in a row and column of the array of means and covariances."""
+        j, k = int(row), int(column) - 1
+        if k < 0:
+            return f"mean along axis {self.axes[j]}"
+        if j == k:
+            return f"variance along axis {self.axes[j]}"
+        return f"covariance of axis {self.axes[min(j, k)]} and axis {self.axes[max(j, k)]}"
+
+    def _left(self, errors: np.ndarray, found: np.ndarray, map: AffineMap, t: float) -> np.ndarray:
+        """Sums the errors of all times, less what the drift has damped of them, (f, 1 + f)."""
+        times, steps, parts = _unfolded(errors, len(self.axes))
+        if self._linear is not None:
+            return parts.sum(0)
+        factors = []
+        for share in _WITHIN:
+            kept = self._kept(t - times + share * steps, found, map, t)
+            pairs = kept[:, :, None] * kept[:, None, :]
+            factors.append(np.concatenate([kept[:, :, None], pairs], 2))
+        return (np.abs(parts) * np.mean(factors, axis=0)).sum(0)
+
+    def _kept(self, ages: np.ndarray, found: np.ndarray, map: AffineMap, t: float) -> np.ndarray:
+        """Computes the share of its distance from the mean that noise of some age keeps, (m, f).
+
+        Of points that follow the drift from both ends of an axis, the larger one; 1 at most.
+        """
+        box, axes = self.problem.box, self.axes
+        mean, width = np.zeros(box.dim), np.zeros(box.dim)
+        mean[axes], width[axes] = found[:, 0], 1 / np.sqrt(np.diag(found[:, 1:]))
+        middle = map.forward(mean[None])[0]
+        ends = np.repeat(middle[None], 2 * len(axes), 0)
+        for i, k in enumerate(axes):
+            ends[[2 * i, 2 * i + 1], k] = box.axes[k].low, box.axes[k].high
+        x = np.asarray(map.inverse(ends))
+        far = np.linalg.norm((x - mean) * width, axis=1)
+        first, age, rows = far, np.zeros(len(x)), [(np.zeros(len(x)), np.ones(len(x)))]
+        with np.errstate(all="ignore"):
+            for _ in range(_MOST):
+                rate = self.problem.velocity(x, t)
+                speed = np.linalg.norm(rate * width, axis=1)
+                dt = np.where(speed > 0, _FOLLOWED * far / speed, np.inf)
+                dt = np.minimum(dt, np.maximum(ages.max() - age, 0))
+                middle = self.problem.velocity(x + dt[:, None] / 2 * rate, t)
+                x, age = x + dt[:, None] * middle, age + dt
+                far = np.linalg.norm((x - mean) * width, axis=1)
+                rows.append((age, np.minimum(np.nan_to_num(far / first, nan=1.0), 1)))
+                if not (age < ages.max()).any():
+                    break
+        reached, kept = (np.array(r).T for r in zip(*rows, strict=True))
+        pairs = zip(reached, kept, strict=True)
+        return (
+            np.array([np.interp(ages, a, k) for a, k in pairs]).reshape(len(axes), 2, -1).max(1).T
+        )
+
+    def _missed(
+        self, before: tuple[Cores, AffineMap], after: tuple[Cores, AffineMap], dt: float
+    ) -> np.ndarray | None:
+        """Compares the moments after a time step with the exact flow of those before it."""
+        old, new = self._moments(*before), self._moments(*after)
+        if old is None or new is None:
+            return None
+        assert self._linear is not None
+        flow = self._linear.flow(dt)
+        pick = np.ix_(self.axes, self.axes)
+        noise = np.column_stack([flow.shift[self.axes], flow.noise[pick]])
+        return new - _carried(flow.matrix[pick], old) - noise
 
     def _moments(self, cores: Cores, map: AffineMap) -> np.ndarray | None:
         """Computes physical means and covariances of a train, (f, 1 + f); None if no density."""
@@ -221,6 +293,30 @@ class MomentEquations:
                 slope = [times_mode(c, axis.slope) if i == k else c for i, c in enumerate(m)]
                 moved(slope, noise.share * tensor[:, k])
         return mass, mean, second
+
+
+def _rows(t: float, dt: float, errors: np.ndarray) -> np.ndarray:
+    """Returns the errors of moments that have come in by a time, within a step, as one row."""
+    return np.concatenate([[t, dt], errors.ravel()])[None]
+
+
+def _unfolded(rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Splits rows of errors into times (m,), steps (m,) and errors (m, f, 1 + f)."""
+    return rows[:, 0], rows[:, 1], rows[:, 2:].reshape(-1, count, 1 + count)
+
+
+def _appended(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Appends a row of errors; the two oldest become one where there are too many."""
+    rows = np.concatenate([rows, row])
+    if len(rows) <= _KEPT:
+        return rows
+    oldest = np.concatenate([rows[1, :2], np.abs(rows[0, 2:]) + np.abs(rows[1, 2:])])
+    return np.concatenate([oldest[None], rows[2:]])
+
+
+def _carried(f: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """Carries means and covariances, (f, 1 + f), by the linear map of a flow."""
+    return np.column_stack([f @ m[:, 0], f @ m[:, 1:] @ f.T])
 
 
 def _judged(problem: Any) -> list[int]:

@@ -80,7 +80,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
     mass = mass_of(cores, weights) / abs(float(map.det))
     work = Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
     if start is None:
-        work.memory.moment_errors = work.equations.at_start(cores, map)
+        work.memory.moment_errors = work.equations.at_start(cores, map, t0)
     return work
 
 
@@ -104,7 +104,8 @@ class Run:
         self.map = AffineMap(np.asarray(map.matrix, float), np.asarray(map.shift, float))
         self.t = float(t)
         self.memory = memory
-        self.equations = MomentEquations(options.problem)
+        constant = isinstance(options.controller, ConstantStepSize)
+        self.equations = MomentEquations(options.problem, constant)
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self.varies = False  # whether drift or noise of the last step are other than affine
@@ -462,10 +463,8 @@ class Run:
 
     def _moment_errors(self, cores: Cores, map: AffineMap, at: Clock, t: float) -> Any:
         """Adds what an accepted time step has brought to the errors of the moments so far."""
-        equations, known = self.equations, self.memory.moment_errors
-        rates = None if equations.exact or not equations.axes else at(1.0)
-        before = self.memory.v, self.map
-        return equations.after(before, (cores, map), rates, t, t - self.t, known)
+        before, known = (self.memory.v, self.map), self.memory.moment_errors
+        return self.equations.after(before, (cores, map), at, t, t - self.t, known)
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
         """Corrects the run's train to its initial mass; returns a failure if it changes much."""
