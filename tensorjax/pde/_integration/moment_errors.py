@@ -282,6 +282,8 @@ class MomentEquations:
             mean = mean + a * p[0]
             second = second + np.outer(a, p[1:]) + np.outer(p[1:], a)
 
+        if self._linear is not None:
+            return mass, mean, second
         noise = self.problem.noise
         for m, direction in self.problem.field.pieces(box, map, t):
             moved(m, direction)
