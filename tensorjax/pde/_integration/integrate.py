@@ -157,13 +157,18 @@ def integrate(
         by the ends of the box, from what lies there. The estimate may be wrong by a factor of some.
         A run with a larger one comes to its end as well, and its result is "less accurate than
         asked", with the axis and what to do; so is that of a run in which the mass of a
-        Fokker–Planck equation has changed by more, over the ends of the box or by noise there, in
-        which 100 times the noise at the ends of Fourier axes, about what covariances then lack, is
-        more if it is above ``tol``, or in which truncation has changed a variance or covariance by
-        more and it was not restored. None: 10 ``tol``. With
+        Fokker–Planck equation has changed by more, over the ends of the box or by noise there, or
+        in which a mean or covariance is off by more, in units of the standard deviations, which the
+        equations of the moments tell: exactly under affine drift and constant noise, of the other
+        equations what the grid adds, about 1 to 5 times the error, in at most ten dimensions
+        (covariances in four), without walls or half-lines, and not below 1e-7. Under other than
+        affine drift 100 times the noise at the ends of Fourier axes, about what covariances then
+        lack, tells it too, if it is above ``tol``, and a variance or covariance that truncation has
+        changed by more and that was not restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
-        state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
-        and the run comes to its end. Inf: nothing is said.
+        state that was looked at, at every 16th step, and found within it is returned, the start if
+        there is none; of bonds of rank one it is a sum over steps, an upper bound, and the run
+        comes to its end. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.

@@ -136,7 +136,7 @@ def _inaccurate(work: Run, first: _Masses) -> str:
     options, memory = work.options, work.memory
     problem, box, v = options.problem, options.problem.box, memory.v
     at = work.t, options.accuracy
-    equations, errors = work.equations, memory.moment_errors
+    equations, errors = work.equations, work.moment_errors()
     off = equations.told(errors, v, work.map, *at, first.share)
     # Where the error of the covariance is known, nothing is inferred from noise at the ends.
     density = is_density(problem) and (bool(off) or not equations.exact)

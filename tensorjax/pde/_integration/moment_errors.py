@@ -6,11 +6,11 @@ does not differentiate what its highest modes, or the jump of a coefficient betw
 axis, make of the solution. Estimates of a time step do not see that, nor does the density much,
 whose norm weighs what is far out as little as what is near.
 
-* Affine f, constant D: the equations of the moments are closed. After every step they are compared
-  with the exact flow of those before it, and errors so far are carried by that flow: what is left
-  at the end is the error, whatever has caused it, the grid, truncation or the steps. Of constant
-  steps, whose length is given, only what the grid adds is taken.
-* Else the difference of both rates, at the same u, is summed over the steps: what the grid adds. It
+* Affine f, constant D: the equations of the moments are closed. Those at the end are compared with
+  the exact flow of those at the start: the difference is the error, whatever has caused it, the
+  grid, truncation or the steps. Of constant steps, whose length is given, only what the grid adds
+  is taken.
+* Else the difference of both rates, at the same u, is summed over time: what the grid adds. It
   comes in at the ends of the box, where the highest modes weigh most, and is damped as the drift
   moves what is there: by the squared distance from the mean, over that at the beginning, of points
   that follow the drift from the ends of an axis.
@@ -33,10 +33,14 @@ from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._stepping.low_moments import Moments, functionals
-from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.right_side import Rates, right_side
 
-# Steps whose errors are kept one by one; of those before them only the sum is.
-_KEPT = 64
+# Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
+# deviations cuts.
+_LEAST = 1e-7
+# What the grid adds is looked at after every 4th step, for a look costs a fifth of one. So many
+# looks are kept one by one; of those before them only the sum is.
+_EVERY, _KEPT = 4, 64
 # Points follow the drift in steps that take this share of their distance from the mean, so many.
 _FOLLOWED, _MOST = 0.2, 200
 # Shares of a step at which what comes in within it is damped.
@@ -75,59 +79,98 @@ class MomentEquations:
         self._linear = linear
         self._of_grid = constant_steps or linear is None
         self._last: tuple[Any, np.ndarray | None] = (None, None)
+        self._expected: tuple[float, np.ndarray] | None = None
 
     @property
     def exact(self) -> bool:
         """Whether the errors of the moments are those of a run, and not those of the grid alone."""
         return bool(self.axes) and not self._of_grid
 
-    def at_start(self, cores: Cores, map: AffineMap, t: float) -> np.ndarray | None:
-        """Computes the errors that the grid leaves in the moments of a problem's initial state."""
-        found = self._moments(cores, map) if self.axes else None
-        start = self.problem.start
-        if found is None or not isinstance(start, Gaussian | Mixture):
-            return None
-        _, mean, covariance = (np.asarray(m) for m in start.moments())
-        known = np.column_stack([mean[self.axes], covariance[np.ix_(self.axes, self.axes)]])
-        return _rows(t, 0.0, found - known)
-
-    def after(
-        self,
-        before: tuple[Cores, AffineMap],
-        after: tuple[Cores, AffineMap],
-        rates: Callable[[float], Rates],
-        t: float,
-        dt: float,
-        errors: np.ndarray | None,
-    ) -> np.ndarray | None:
-        """Adds what a time step has brought to the errors of the moments.
+    def begin(self, cores: Cores, map: AffineMap, t: float, errors: Any, fresh: bool) -> Any:
+        """Begins a run with the errors of the moments of its first state; returns these, or None.
 
         Args:
-          before: cores and map at the beginning of the step.
-          after: at its end.
+          cores: of v at the beginning.
+          map: its coordinates.
+          t: its time.
+          errors: those that a saved state has, see `after`; or None.
+          fresh: whether v is the initial state of the problem, whose moments are known.
+        """
+        found = self._moments(cores, map) if self.axes else None
+        if found is None:
+            return None
+        errors = self._none(t) if errors is None or len(errors[0]) != 2 + found.size else errors
+        start = self.problem.start
+        if fresh and isinstance(start, Gaussian | Mixture):
+            _, mean, covariance = (np.asarray(m) for m in start.moments())
+            known = np.column_stack([mean[self.axes], covariance[np.ix_(self.axes, self.axes)]])
+            errors = _rows(t, 0.0, found - known)
+        total = _unfolded(errors, len(self.axes))[2].sum(0)
+        self._expected = t, found - total
+        return errors if self._linear is None else _rows(t, 0.0, total)
+
+    def after(
+        self, cores: Cores, map: AffineMap, rates: Callable[[float], Rates], t: float, steps: int,
+        errors: np.ndarray | None,
+    ) -> np.ndarray | None:  # fmt: skip
+        """Adds what the last time steps have brought to the errors of the moments.
+
+        Args:
+          cores: of v after a step.
+          map: its coordinates.
           rates: of the step, by the share of it.
-          t: time at the end.
-          dt: the step.
-          errors: so far, or None: rows of a time, a step that ended there, and the errors
+          t: time at its end.
+          steps: number of steps so far.
+          errors: so far, or None: rows of a time, the time since the row before, and the errors
             (f, 1 + f) that have come in within it, of the physical means and covariances of f axes.
         """
-        if not self.axes:
-            return None
-        size = len(self.axes)
-        errors = np.zeros((0, 2 + size * (1 + size))) if errors is None else errors
-        if self._of_grid:
-            found = self._defect(*after, rates(1.0), t)
-            found = None if found is None else dt * found
-        else:
-            found = self._missed(before, after, dt)
+        if not self.axes or self.exact or steps % _EVERY:
+            return errors
+        return self._looked(cores, map, rates(1.0), t, errors)
+
+    def now(self, cores: Cores, map: AffineMap, t: float, errors: Any) -> Any:
+        """Returns the errors of the moments of a state, up to its time; None if not judged.
+
+        Args:
+          cores: of v.
+          map: its coordinates.
+          t: its time.
+          errors: see `after`.
+        """
+        if not self.axes or errors is None or not t > errors[-1, 0]:
+            return errors
+        if not self.exact:
+            rates = Rates(self.problem.box, right_side(self.problem, map, t))
+            return self._looked(cores, map, rates, t, errors)
+        found = self._moments(cores, map)
+        if self._expected is None or found is None:
+            return errors
+        return _rows(t, 0.0, found - self._flowed(t - self._expected[0], self._expected[1]))
+
+    def _none(self, t: float) -> np.ndarray:
+        """Returns the row of no errors at a time."""
+        return _rows(t, 0.0, np.zeros((len(self.axes), 1 + len(self.axes))))
+
+    def _looked(
+        self, cores: Cores, map: AffineMap, rates: Rates, t: float, errors: Any
+    ) -> np.ndarray:
+        """Adds what the grid has brought since the last look."""
+        rows = self._none(t) if errors is None else errors
+        dt = t - rows[-1, 0]
+        found = self._defect(cores, map, rates, t)
+        found = 0 * _unfolded(rows, len(self.axes))[2][0] if found is None else dt * found
         if self._linear is None:
-            return errors if found is None else _appended(errors, _rows(t, dt, found))
-        flow = self._linear.flow(dt)
-        f = flow.matrix[np.ix_(self.axes, self.axes)]
-        carried = sum(_carried(f, e) for e in _unfolded(errors, size)[2])
-        return _rows(
-            t, dt, carried + (0.0 if found is None else found) + np.zeros((size, 1 + size))
-        )
+            return _appended(rows, _rows(t, dt, found))
+        carried = self._flowed(dt, _unfolded(rows, len(self.axes))[2].sum(0), noise=False)
+        return _rows(t, dt, carried + found)
+
+    def _flowed(self, dt: float, m: np.ndarray, noise: bool = True) -> np.ndarray:
+        """Carries means and covariances, or errors of them, (f, 1 + f), by a linear equation."""
+        assert self._linear is not None
+        flow, pick = self._linear.flow(dt), np.ix_(self.axes, self.axes)
+        f = flow.matrix[pick]
+        out = np.column_stack([f @ m[:, 0], f @ m[:, 1:] @ f.T])
+        return out + noise * np.column_stack([flow.shift[self.axes], flow.noise[pick]])
 
     def told(
         self, errors: Any, cores: Cores, map: AffineMap, t: float, allowed: float, share: float
@@ -151,7 +194,7 @@ class MomentEquations:
         if len(width) > _ALL:
             spread = np.diag(np.diag(spread))
         sizes = np.abs(np.column_stack([mean, spread]))
-        if not sizes.max() > allowed:
+        if not sizes.max() > max(allowed, _LEAST):
             return ""
         name = self._name(*np.unravel_index(int(np.argmax(sizes)), sizes.shape))
         asked = f"by the equations of the moments, for accuracy = {allowed:.1g}"
@@ -218,19 +261,6 @@ class MomentEquations:
         return (
             np.array([np.interp(ages, a, k) for a, k in pairs]).reshape(len(axes), 2, -1).max(1).T
         )
-
-    def _missed(
-        self, before: tuple[Cores, AffineMap], after: tuple[Cores, AffineMap], dt: float
-    ) -> np.ndarray | None:
-        """Compares the moments after a time step with the exact flow of those before it."""
-        old, new = self._moments(*before), self._moments(*after)
-        if old is None or new is None:
-            return None
-        assert self._linear is not None
-        flow = self._linear.flow(dt)
-        pick = np.ix_(self.axes, self.axes)
-        noise = np.column_stack([flow.shift[self.axes], flow.noise[pick]])
-        return new - _carried(flow.matrix[pick], old) - noise
 
     def _moments(self, cores: Cores, map: AffineMap) -> np.ndarray | None:
         """Computes physical means and covariances of a train, (f, 1 + f); None if no density."""
@@ -314,11 +344,6 @@ def _appended(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
         return rows
     oldest = np.concatenate([rows[1, :2], np.abs(rows[0, 2:]) + np.abs(rows[1, 2:])])
     return np.concatenate([oldest[None], rows[2:]])
-
-
-def _carried(f: np.ndarray, m: np.ndarray) -> np.ndarray:
-    """Carries means and covariances, (f, 1 + f), by the linear map of a flow."""
-    return np.column_stack([f @ m[:, 0], f @ m[:, 1:] @ f.T])
 
 
 def _judged(problem: Any) -> list[int]:

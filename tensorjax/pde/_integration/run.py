@@ -67,7 +67,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
     weights = options.problem.box.weights
     if start is not None and _remembers(start):
         assert start.memory is not None
-        return Run(options, start.map, start.t, Memory.restored(start.memory))
+        return Run(options, start.map, start.t, Memory.restored(start.memory)).begun(fresh=False)
     if start is not None:
         _check.finite("start", start.v)
         cores, map, t0 = hosted_cores(start.v), start.map, start.t
@@ -79,9 +79,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
     ).cores
     mass = mass_of(cores, weights) / abs(float(map.det))
     work = Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
-    if start is None:
-        work.memory.moment_errors = work.equations.at_start(cores, map, t0)
-    return work
+    return work.begun(fresh=start is None)
 
 
 def _remembers(start: State) -> bool:
@@ -115,9 +113,24 @@ class Run:
         if memory.stiff and options.auto:
             self._go_over()
 
+    def begun(self, fresh: bool) -> "Run":
+        """Returns the run, which knows the errors of the moments of its first state.
+
+        Args:
+          fresh: whether that is the initial state of the problem.
+        """
+        at, known = (self.memory.v, self.map, self.t), self.memory.moment_errors
+        self.memory.moment_errors = self.equations.begin(*at, known, fresh)
+        return self
+
+    def moment_errors(self) -> Any:
+        """Returns the errors of the moments of the current state, see `MomentEquations.after`."""
+        return self.equations.now(self.memory.v, self.map, self.t, self.memory.moment_errors)
+
     def state(self) -> State:
         """Returns the current tensor train, map, time and memory of an integration as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
+        self.memory.moment_errors = self.moment_errors()
         return State(v, self.map, self.t, self.memory.saved())
 
     def mass(self) -> float:
@@ -441,7 +454,8 @@ class Run:
         stop = unbounded(options, cores, at, edge, rough)
         if stop is not None:
             return stop
-        errors = self._moment_errors(cores, map, at, t)
+        steps = self.memory.steps + 1
+        errors = self.equations.after(cores, map, at, t, steps, self.memory.moment_errors)
         self.map, self.t = map, t
         slopes = self.memory.slopes
         if step.slope is not None:
@@ -451,7 +465,7 @@ class Run:
             v=cores,
             slopes=slopes,
             guesses=trim.guesses,
-            steps=self.memory.steps + 1,
+            steps=steps,
             lost=trim.lost,
             lost_moments=trim.lost_moments,
             moment_errors=errors,
@@ -460,11 +474,6 @@ class Run:
         mass = mass_of(cores, weights) / volume
         self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
         return None
-
-    def _moment_errors(self, cores: Cores, map: AffineMap, at: Clock, t: float) -> Any:
-        """Adds what an accepted time step has brought to the errors of the moments so far."""
-        before, known = (self.memory.v, self.map), self.memory.moment_errors
-        return self.equations.after(before, (cores, map), at, t, t - self.t, known)
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
         """Corrects the run's train to its initial mass; returns a failure if it changes much."""
