@@ -159,8 +159,9 @@ def integrate(
         asked", with the axis and what to do; so is that of a run in which the mass of a
         Fokker–Planck equation has changed by more, over the ends of the box or by noise there, or
         in which a mean or covariance is off by more, in units of the standard deviations, which the
-        equations of the moments tell: exactly under affine drift and constant noise, of the other
-        equations what the grid adds, about 1 to 5 times the error, in at most ten dimensions
+        equations of the moments tell: exactly under affine drift where a controller chooses the
+        steps, of other drifts what the grid adds, about 1 to 5 times the error: of constant noise,
+        in at most ten dimensions
         (covariances in four), without walls or half-lines, and not below 1e-7. Under other than
         affine drift 100 times the noise at the ends of Fourier axes, about what covariances then
         lack, tells it too, if it is above ``tol``, and a variance or covariance that truncation has

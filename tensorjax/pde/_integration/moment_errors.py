@@ -8,8 +8,7 @@ whose norm weighs what is far out as little as what is near.
 
 * Affine f, constant D: the equations of the moments are closed. Those at the end are compared with
   the exact flow of those at the start: the difference is the error, whatever has caused it, the
-  grid, truncation or the steps. Of constant steps, whose length is given, only what the grid adds
-  is taken.
+  grid, truncation or the steps. With constant steps, whose length is given, it is not judged.
 * Else the difference of both rates, at the same u, is summed over time: what the grid adds. It
   comes in at the ends of the box, where the highest modes weigh most, and is damped as the drift
   moves what is there: by the squared distance from the mean, over that at the beginning, of points
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.affine_operators import Coefficients
@@ -66,7 +64,7 @@ class MomentEquations:
 
     Args:
       constant_steps: whether the length of the steps is given, and not their error.
-      problem: of the run. Judged are densities in boxes without walls and half-lines, on the axes
+      problem: of the run. Judged are densities of constant noise, in boxes without walls and half-lines, on the axes
         that are not periodic, in at most ten dimensions; see ``axes``, which else is empty.
     """
 
@@ -77,14 +75,15 @@ class MomentEquations:
         if isinstance(problem, FokkerPlanck):
             linear = problem._linear() if problem._affine else None
         self._linear = linear
-        self._of_grid = constant_steps or linear is None
+        if constant_steps and linear is not None:
+            self.axes = []
         self._last: tuple[Any, np.ndarray | None] = (None, None)
         self._expected: tuple[float, np.ndarray] | None = None
 
     @property
     def exact(self) -> bool:
         """Whether the errors of the moments are those of a run, and not those of the grid alone."""
-        return bool(self.axes) and not self._of_grid
+        return bool(self.axes) and self._linear is not None
 
     def begin(self, cores: Cores, map: AffineMap, t: float, errors: Any, fresh: bool) -> Any:
         """Begins a run with the errors of the moments of its first state; returns these, or None.
@@ -145,7 +144,10 @@ class MomentEquations:
         found = self._moments(cores, map)
         if self._expected is None or found is None:
             return errors
-        return _rows(t, 0.0, found - self._flowed(t - self._expected[0], self._expected[1]))
+        errors = found - self._flowed(t - self._expected[0], self._expected[1])
+        # A run that goes on from a saved state knows no more: this one goes on as that will.
+        self._expected = t, found - errors
+        return _rows(t, 0.0, errors)
 
     def _none(self, t: float) -> np.ndarray:
         """Returns the row of no errors at a time."""
@@ -297,7 +299,7 @@ class MomentEquations:
         self, seen: _Seen, cores: Cores, map: AffineMap, rates: Rates, t: float
     ) -> tuple[float, np.ndarray, np.ndarray]:
         """Computes the exact rates of the moments in ``seen.at``, by parts."""
-        box, axes, gamma = self.problem.box, self.axes, np.asarray(map.matrix)
+        box, axes = self.problem.box, self.axes
         scale = seen.scale[axes]
         mass, mean, second = _affine(seen, axes, rates.affine)
         one = np.eye(box.dim, dtype=int)[axes]
@@ -312,18 +314,8 @@ class MomentEquations:
             mean = mean + a * p[0]
             second = second + np.outer(a, p[1:]) + np.outer(p[1:], a)
 
-        if self._linear is not None:
-            return mass, mean, second
-        noise = self.problem.noise
         for m, direction in self.problem.field.pieces(box, map, t):
             moved(m, direction)
-        for m, matrix in noise.pieces(box, map, t) if noise.variable else ():
-            tensor = gamma @ np.asarray(matrix) @ gamma.T
-            part = (tensor + tensor.T)[np.ix_(axes, axes)] / np.outer(scale, scale)
-            second = second + part * at.of_train(multipliers.times(m, cores))[0]
-            for k, axis in enumerate(box.axes) if noise.share else ():
-                slope = [times_mode(c, axis.slope) if i == k else c for i, c in enumerate(m)]
-                moved(slope, noise.share * tensor[:, k])
         return mass, mean, second
 
 
@@ -348,10 +340,13 @@ def _appended(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 def _judged(problem: Any) -> list[int]:
     """Returns the axes on which the moments of a PDE's density are judged; none if it is none."""
+    if not is_density(problem) or getattr(problem, "noise", None) and problem.noise.variable:
+        # Diffusion that grows outwards damps at once what the grid adds there; drift does not.
+        return []
     axes = problem.box.axes
     bounded = any(a.kind in ("log", "laguerre") or a.walls is not None for a in axes)
     out = [k for k, a in enumerate(axes) if a.kind != "periodic"]
-    return out if is_density(problem) and not bounded and len(out) <= _ALONG else []
+    return [] if bounded or len(out) > _ALONG else out
 
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
