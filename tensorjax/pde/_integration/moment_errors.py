@@ -64,8 +64,9 @@ class MomentEquations:
 
     Args:
       constant_steps: whether the length of the steps is given, and not their error.
-      problem: of the run. Judged are densities of constant noise, in boxes without walls and half-lines, on the axes
-        that are not periodic, in at most ten dimensions; see ``axes``, which else is empty.
+      problem: of the run. Judged are densities of constant noise, in boxes without walls and
+        half-lines, on the axes that are not periodic, in at most ten dimensions; see ``axes``,
+        which else is empty.
     """
 
     def __init__(self, problem: Any, constant_steps: bool = False):
@@ -340,7 +341,8 @@ def _appended(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 def _judged(problem: Any) -> list[int]:
     """Returns the axes on which the moments of a PDE's density are judged; none if it is none."""
-    if not is_density(problem) or getattr(problem, "noise", None) and problem.noise.variable:
+    varies = isinstance(problem, FokkerPlanck) and problem.noise.variable
+    if varies or not is_density(problem):
         # Diffusion that grows outwards damps at once what the grid adds there; drift does not.
         return []
     axes = problem.box.axes
@@ -351,6 +353,8 @@ def _judged(problem: Any) -> list[int]:
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
     """Computes standardised moments of a tensor train; None without positive mass and variances."""
+    # The same bits for the cores of a saved state, whose memory has another order.
+    cores = [np.ascontiguousarray(c) for c in cores]
     one = np.eye(box.dim, dtype=int)[axes]
     first, later = np.triu_indices(len(axes))
     zero = np.zeros((1, box.dim), int)
