@@ -44,8 +44,8 @@ def test_errors_of_linear_equations_are_known(seed: int):
     problem = gyrator(seed)
     with jax.enable_x64(True):
         found = pde.integrate(problem, t1=2.0, tol=1e-5)
-        _, *known = problem.moments(2.0)
-        error = spread(problem, found.final, tuple(known))
+        known: Any = problem.moments(2.0)
+        error = spread(problem, found.final, known[1:])
     check(found, (error, 0.0), 1e-5)
     assert error < 1e-4 or found.result == pde.Result.inaccurate
     if found.result == pde.Result.inaccurate:
@@ -65,8 +65,8 @@ def test_errors_of_moments_go_on_after_a_restart():
     with jax.enable_x64(True):
         whole = pde.integrate(problem, t1=2.0, tol=1e-5, saveat=pde.SaveAt(ts=[1.0, 2.0]))
         again = pde.integrate(problem, t1=2.0, tol=1e-5, start=whole.ys[0])
-    for a, b in zip(*(s.final.memory["moment errors"][0] for s in (whole, again)), strict=True):
-        assert abs(a - b) < 1e-12
+    first, second = ((s.final.memory or {})["moment errors"] for s in (whole, again))
+    np.testing.assert_array_equal(first, second)
     assert again.message == whole.message
 
 
