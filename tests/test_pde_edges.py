@@ -10,7 +10,7 @@ import scipy.linalg
 from tensorjax import pde
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._integration import integrate as integration
-from tensorjax.pde._integration.motion_gate import Gate
+from tensorjax.pde._integration.memory import Gate
 from tensorjax.pde._integration.progress import Compilations
 from tensorjax.pde._problems.user_functions import InFewSizes
 from tensorjax.pde._stepping.outskirts import cleared, window
@@ -60,7 +60,8 @@ def check_covariance(problem: pde.FokkerPlanck, state: pde.State, paths: int, mo
 def test_inflow_at_the_edge_amplifies_nothing(name: str):
     rng = np.random.default_rng([7, len(name)])
     width = rng.uniform(4, 7)
-    box = pde.Box.fourier(2, int(14 * width), width)
+    # With 14 points a unit of length the variance of the limit cycle is off by 50 tol.
+    box = pde.Box.fourier(2, int((20 if name == "limit cycle" else 14) * width), width)
     problem = cubic(name, rng.uniform(0.3, 1), rng.uniform(0.05, 0.2), rng.uniform(-1, 1, 2), box)
     solution = pde.integrate(problem, t1=1.0, tol=1e-4, coordinates="fixed")
     assert solution.result == pde.Result.successful, solution.message

@@ -1,13 +1,45 @@
-"""Monitoring of a run: progress line, and a counter of compiled programs."""
+"""Monitoring of a run: statistics of its steps, progress line, counter of compiled programs."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+
+from tensorjax._cores.unfoldings import Cores
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+# Statistics of a step that are numbers or arrays of one shape.
+_NAMES = (
+    "t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass", "resolution",
+    "norm", "error", "seconds", "compilations", "sigma", "beta", "exponential",
+)  # fmt: skip
+
+
+def row_of(v: Cores, known: dict[str, Any]) -> dict[str, Any]:
+    """Adds ranks and norm of a solution to the statistics of a time step.
+
+    Args:
+      v: right-orthogonal but for the first core.
+      known: the other statistics.
+    """
+    ranks = tuple(len(c) for c in v[1:])
+    return {
+        **known,
+        "rank": max(ranks, default=1),
+        "ranks": ranks,
+        "norm": float(np.linalg.norm(v[0])),
+    }
+
+
+def stats_of(rows: Sequence[dict[str, Any]], bonds: int) -> dict[str, Any]:
+    """Stacks the statistics of accepted time steps to arrays, for `Solution.stats`."""
+    out: dict[str, Any] = {n: np.array([r[n] for r in rows]) for n in _NAMES}
+    out["ranks"] = np.array([r["ranks"] for r in rows], int).reshape(len(rows), bonds)
+    out["fallback"] = np.zeros(len(rows), bool)
+    return out
 
 
 class Compilations:

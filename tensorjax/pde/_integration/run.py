@@ -15,7 +15,8 @@ from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.initial_checks import check_inside, is_density
 from tensorjax.pde._integration.memory import Memory
-from tensorjax.pde._integration.progress import Compilations
+from tensorjax.pde._integration.moment_errors import MomentEquations
+from tensorjax.pde._integration.progress import Compilations, row_of, stats_of
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import (
     CURABLE,
@@ -66,7 +67,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
     weights = options.problem.box.weights
     if start is not None and _remembers(start):
         assert start.memory is not None
-        return Run(options, start.map, start.t, Memory.restored(start.memory))
+        return Run(options, start.map, start.t, Memory.restored(start.memory)).begun(fresh=False)
     if start is not None:
         _check.finite("start", start.v)
         cores, map, t0 = hosted_cores(start.v), start.map, start.t
@@ -77,7 +78,8 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
         [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
     ).cores
     mass = mass_of(cores, weights) / abs(float(map.det))
-    return Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+    work = Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+    return work.begun(fresh=start is None)
 
 
 def _remembers(start: State) -> bool:
@@ -100,6 +102,8 @@ class Run:
         self.map = AffineMap(np.asarray(map.matrix, float), np.asarray(map.shift, float))
         self.t = float(t)
         self.memory = memory
+        constant = isinstance(options.controller, ConstantStepSize)
+        self.equations = MomentEquations(options.problem, constant)
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self.varies = False  # whether drift or noise of the last step are other than affine
@@ -109,9 +113,24 @@ class Run:
         if memory.stiff and options.auto:
             self._go_over()
 
+    def begun(self, fresh: bool) -> "Run":
+        """Returns the run, which knows the errors of the moments of its first state.
+
+        Args:
+          fresh: whether that is the initial state of the problem.
+        """
+        at, known = (self.memory.v, self.map, self.t), self.memory.moment_errors
+        self.memory.moment_errors = self.equations.begin(*at, known, fresh)
+        return self
+
+    def moment_errors(self) -> Any:
+        """Returns the errors of the moments of the current state, see `MomentEquations.after`."""
+        return self.equations.now(self.memory.v, self.map, self.t, self.memory.moment_errors)
+
     def state(self) -> State:
         """Returns the current tensor train, map, time and memory of an integration as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
+        self.memory.moment_errors = self.moment_errors()
         return State(v, self.map, self.t, self.memory.saved())
 
     def mass(self) -> float:
@@ -189,7 +208,13 @@ class Run:
                 return stop
             self.rejected += 1
         if stop is None:
-            self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
+            assert step is not None
+            row = {"t": self.t, "dt": dt, "error": step.error, "asked": self._asked, **self._seen}
+            row |= {"sigma": self._motion[0], "beta": self._motion[1]}
+            row |= {"cost_without": costs[0], "cost": costs[1]}
+            row["exponential"] = self.options.name == "exponential"
+            row |= {"seconds": time.perf_counter() - began, "compilations": compiled.count}
+            self.rows.append(row_of(self.memory.v, row))
         return stop
 
     def begin_stiff(self, target: float) -> None:
@@ -429,6 +454,8 @@ class Run:
         stop = unbounded(options, cores, at, edge, rough)
         if stop is not None:
             return stop
+        steps = self.memory.steps + 1
+        errors = self.equations.after(cores, map, at, t, steps, self.memory.moment_errors)
         self.map, self.t = map, t
         slopes = self.memory.slopes
         if step.slope is not None:
@@ -438,9 +465,10 @@ class Run:
             v=cores,
             slopes=slopes,
             guesses=trim.guesses,
-            steps=self.memory.steps + 1,
+            steps=steps,
             lost=trim.lost,
             lost_moments=trim.lost_moments,
+            moment_errors=errors,
         )
         volume = abs(float(map.det))
         mass = mass_of(cores, weights) / volume
@@ -464,47 +492,9 @@ class Run:
         found = corrected(cores, at, target)
         return (cores if found is None else found.cores), None
 
-    def _note(
-        self, costs: tuple[float, float], dt: float, step: Step, seconds: float, compiled: int
-    ) -> None:
-        ranks = tuple(len(c) for c in self.memory.v[1:])
-        row = {
-            "t": self.t,
-            "dt": dt,
-            "sigma": self._motion[0],
-            "beta": self._motion[1],
-            "rank": max(ranks, default=1),
-            "ranks": ranks,
-            "cost_without": costs[0],
-            "cost": costs[1],
-            "asked": self._asked,
-            "exponential": self.options.name == "exponential",
-            **self._seen,
-            "norm": float(np.linalg.norm(self.memory.v[0])),
-            "error": step.error,
-            "seconds": seconds,
-            "compilations": compiled,
-        }
-        self.rows.append(row)
-
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all accepted time steps as a dict of arrays."""
-        names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
-        names = (
-            *names,
-            "resolution",
-            "norm",
-            "error",
-            "seconds",
-            "compilations",
-            "sigma",
-            "beta",
-            "exponential",
-        )
-        out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
-        bonds = len(self.memory.v) - 1
-        out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
-        out["fallback"] = np.zeros(len(self.rows), bool)
-        out["rejected"] = self.rejected
-        out["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
-        return out
+        found = stats_of(self.rows, len(self.memory.v) - 1)
+        found["rejected"] = self.rejected
+        found["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
+        return found

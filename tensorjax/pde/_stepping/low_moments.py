@@ -85,7 +85,7 @@ def low_moments(cores: Cores, box: Box) -> Moments:
         return mass_alone(box)
     powers = [np.zeros((1, box.dim), int), one, 2 * one]
     center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = _moments(box, np.concatenate(powers), center, scale, plain=True).of_train(cores)
+    raw = functionals(box, np.concatenate(powers), center, scale, plain=True).of_train(cores)
     with np.errstate(all="ignore"):
         mean, second = raw[1 : 1 + d] / raw[0], raw[1 + d :] / raw[0]
         center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
@@ -93,12 +93,22 @@ def low_moments(cores: Cores, box: Box) -> Moments:
         return mass_alone(box)
     if count + d * (d - 1) // 2 <= _ALL:
         powers.extend(one[j : j + 1] + one[k : k + 1] for j in range(d) for k in range(j + 1, d))
-    return _moments(box, np.concatenate(powers), center, scale)
+    return functionals(box, np.concatenate(powers), center, scale)
 
 
-def _moments(
+def functionals(
     box: Box, powers: np.ndarray, center: np.ndarray, scale: np.ndarray, plain: bool = False
 ) -> Moments:
+    """Builds the functionals of products of powers of t = (y − center)/scale, up to the second.
+
+    Args:
+      box: of the grid.
+      powers: (m, d), exponents of every coordinate.
+      center: (d,).
+      scale: (d,).
+      plain: whether they are these, over the whole box; else t² − 1 stands for the square, and all
+        but the mass fade at ends without walls.
+    """
     weights = []
     for k, axis in enumerate(box.axes):
         t = (axis.points - center[k]) / scale[k]
