@@ -250,7 +250,8 @@ def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arr
     def product(x: Array, y: Array) -> Array:
         if any(x.shape[i] != y.shape[j] for i, j in shared):  # NumPy would repeat an axis of one
             raise ValueError(
-                f"{a},{b}->{output}: expected equal sizes of shared axes, got {x.shape}, {y.shape}"
+                f"{a},{b}->{output}: sizes of shared axes differ: expected equal ones, got "
+                f"{x.shape}, {y.shape}"
             )
         x, y = (
             v if order is None else v.transpose(order)
