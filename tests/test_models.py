@@ -16,7 +16,7 @@ from flax import nnx
 
 from tensorjax import nn
 from tensorjax.models import encoder as encoder_module
-from tensorjax.models._layers import with_spread
+from tensorjax.models._initial_layers_and_loss import with_spread
 from tensorjax.models.code import CodeModel
 from tensorjax.models.dlrm import DLRM, DLRMConfig
 from tensorjax.models.encoder import Encoder, EncoderConfig

@@ -31,20 +31,20 @@ _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
 class Effort:
-    """Time budget of a contraction-path search, reduced by estimates and not by a clock."""
+    """Time budget of dynamic programming and other path searches, by estimates and not a clock."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
 
     def part(self, parts: int) -> "Effort":
-        """Splits off one of ``parts`` equal shares of a contraction-path search's time budget."""
+        """Splits off an equal share of the time budget for dynamic programming and searches."""
         taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
         if not math.isinf(self.left):
             self.left -= taken.left
         return taken
 
     def trials(self, each: float, most: int, share: float) -> int:
-        """Returns how many trials of a path search fit a share of its budget, and deducts them."""
+        """Returns how many trials fit the time budget beside dynamic programming; deducts them."""
         if math.isinf(self.left):
             return most
         count = max(min(int(share * self.left / each), most), 0)
@@ -53,7 +53,7 @@ class Effort:
 
 
 class Graph:
-    """Tensor network for path searches: labels as bit masks, and costs of products.
+    """Tensor network for dynamic programming: labels as bit masks, and costs of products.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -76,11 +76,11 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """Extracts the cost (flops or entries moved) of a product from one with a tie-break."""
+        """Extracts a product's cost from one with a tie-break, for dynamic programming."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
-        """Returns the number of entries of a tensor whose labels are given as a bit mask."""
+        """Returns a tensor's entries for dynamic programming, its labels given as a bit mask."""
         known = self._volumes.get(labels)
         if known is None:
             rest = labels & (labels - 1)
@@ -89,7 +89,7 @@ class Graph:
         return known
 
     def cost(self, left: int, right: int, result: int) -> int:
-        """Computes the cost of multiplying two tensors of a network, from bit masks of labels."""
+        """Computes a product's cost for dynamic programming from bit masks of labels."""
         union = left | right
         touched = self.volume(union)
         flops = touched if union == result else 2 * touched
@@ -117,7 +117,7 @@ class _Best(NamedTuple):
 
 
 def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]:
-    """Returns a function that computes the labels of two subtrees' product in a contraction tree.
+    """Returns a function that computes labels of two subsets' product, for dynamic programming.
 
     The labels ``needed`` outside are kept, and those that a mask outside the subset carries.
     """

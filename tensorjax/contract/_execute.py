@@ -23,7 +23,7 @@ from tensorjax.contract._pairwise_products import Model, Slices, Step, levels, l
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Executable contraction: pairwise products in order, slices, precision, remat.
+    """Executor of a planned contraction: pairwise products in order, slices, precision, remat.
 
     Attributes:
         model: the contraction and the order of its products.
@@ -42,7 +42,7 @@ class Program:
     merge_axes: bool
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
-        """Runs a planned contraction on operands whose shapes were checked before."""
+        """Executes a planned contraction on operands whose shapes were checked before."""
         run = self._sliced if self.slices else self._whole
         if self.remat and not self.slices:
             run = jax.checkpoint(run)
@@ -63,7 +63,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Reduces an operand before its first product: size-1 axes, diagonals, sums."""
+        """Reduces an operand before its first product is executed: size-1 axes, diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
         if x.dtype == jnp.bool_ and self.preferred_element_type is not None:
@@ -93,7 +93,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Returns the numbers of the pairwise products inside or outside the loop over slices."""
+        """Returns the products to execute inside or outside the loop over slices, by number."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -104,7 +104,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Computes the pairwise products ``nodes`` of a contraction in place of their factors."""
+        """Executes the pairwise products ``nodes`` of a contraction in place of their factors."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -114,7 +114,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """Returns the final value of a contraction, transposed to the output's axis order."""
+        """Returns an executed contraction's value, transposed to the output's axis order."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -168,7 +168,7 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Contracts arrays in a loop over slices of the labels ``todo``.
+        """Executes a contraction in a loop over slices of the labels ``todo``.
 
         Parts of a sum are added to ``total``.
 
@@ -207,7 +207,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Returns the shape of a contraction's result, in the output's axis order."""
+        """Returns the shape of an executed contraction's result, in the output's axis order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
@@ -226,7 +226,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Cuts slice ``k`` out of an operand's axis ``label``, for a sliced contraction."""
+    """Cuts slice ``k`` out of an operand's axis ``label``, to execute a sliced contraction."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -289,7 +289,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Takes the diagonal over the axes of an operand that have one label, as first axis."""
+    """Takes an operand's diagonal over axes of one label, before products are executed."""
     times = labels.count(label)
     if times < 2:
         return x, labels
@@ -307,7 +307,7 @@ def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
 def run_on_host(
     model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any
 ) -> np.ndarray:
-    """Contracts NumPy arrays on the host, in the order and slices of a contraction plan.
+    """Executes a contraction of NumPy arrays on the host, in the order and slices of its plan.
 
     Products are summed in ``dtype``, which NumPy's matrix products have to know.
     """

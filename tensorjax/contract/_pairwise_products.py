@@ -136,7 +136,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Counts the entries copied by a product and its successor for a given layout of axes."""
+    """Counts entries copied by a pairwise product and its successor for a given layout of axes."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):
@@ -152,7 +152,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the next product of a contraction reads a result's axis order without a copy."""
+    """Whether the next pairwise product reads a result's axis order without a copy."""
     if following is None:
         return labels == output
     batch, summed = following
@@ -164,7 +164,7 @@ def _suits(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """Contraction as its cost model and executor see it: network, pairwise steps, dtype sizes.
+    """Contraction as a list of pairwise products: network, steps, sizes of dtypes.
 
     Attributes:
         network: the parsed expression.
@@ -185,7 +185,7 @@ class Model:
     differentiable: tuple[bool, ...]
 
     def ready(self, operand: int) -> bool:
-        """Whether a contraction uses an operand as it is, without sums, diagonals or casts."""
+        """Whether pairwise products use an operand as it is, without sums, diagonals or casts."""
         same = self.network.squeezed(operand) == self.network.reduced[operand]
         return same and self.operand_sizes[operand] == self.common_size
 
@@ -194,7 +194,7 @@ class Model:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of a planned contraction's operands and result together."""
+        """Bytes of the operands and result of a contraction's pairwise products together."""
         operands = range(len(self.network.shapes))
         return sum(map(self.operand_bytes, operands)) + self.output_bytes
 
@@ -204,7 +204,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns which operands and products of a sliced contraction depend on the slice index."""
+    """Returns which operands and pairwise products depend on the slice index."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):
@@ -214,7 +214,7 @@ def looped(model: Model, slices: Slices) -> frozenset[int]:
 
 
 def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
-    """Lists the sliced labels of a contraction with their slice counts, outermost loop first."""
+    """Lists labels over which pairwise products are sliced, and counts, outermost loop first."""
     output = model.network.reduced_output
     outer = [(label, slices[label]) for label in output if label in slices]
     return outer + [(label, count) for label, count in slices.items() if label not in output]

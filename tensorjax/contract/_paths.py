@@ -23,8 +23,8 @@ import numpy as np
 import opt_einsum
 
 from tensorjax.contract import _einsum_parser as syntax
+from tensorjax.contract._argument_checks import Strategy
 from tensorjax.contract._dynamic_programming import Effort, Graph, Path, bits, connected_subsets
-from tensorjax.contract._operand_checks import Strategy
 from tensorjax.contract._trees import Tree, path_cost
 
 _OPTIMAL = 6  # operands up to which opt_einsum's exhaustive search takes milliseconds

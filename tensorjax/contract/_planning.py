@@ -15,7 +15,7 @@ from jax.core import Tracer
 from tensorjax import _check, _other_names, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
-from tensorjax.contract import _costs, _execute, _operand_checks, _pairwise_products, _paths
+from tensorjax.contract import _argument_checks, _costs, _execute, _pairwise_products, _paths
 from tensorjax.contract import _einsum_parser as syntax
 from tensorjax.contract._costs import Cost, table
 from tensorjax.contract._pairwise_products import Model
@@ -24,7 +24,7 @@ from tensorjax.contract._slicing import fit
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of a contraction's result: each axis as in the operands.
+    """Returns the sharding of a planned contraction's result: each axis as in the operands.
 
     An axis is sharded as that of the first operand that has its label sharded.
     """
@@ -109,7 +109,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: ArrayLike) -> jax.Array:
-        """Runs the planned contraction on arrays of the planned shapes.
+        """Contracts arrays of the planned shapes by the plan.
 
         Args:
           *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -128,7 +128,7 @@ class Plan:
         return self._call(*given) if found == self.shapes else self._symbolic(found)(*given)
 
     def on_host(self, *arrays: HostArray) -> np.ndarray:
-        """Contracts NumPy arrays of the planned shapes on the host, without compilation.
+        """Contracts NumPy arrays of the planned shapes by the plan on the host, uncompiled.
 
         Args:
           *arrays: as of a call, concrete.
@@ -169,7 +169,7 @@ class Plan:
                 "pass one array per operand"
             )
         for i, (x, shape) in enumerate(zip(arrays, self.shapes, strict=True)):
-            if not _operand_checks.is_array(x):
+            if not _argument_checks.is_array(x):
                 raise TypeError(
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
@@ -186,7 +186,7 @@ class Plan:
             self._check_weak(weak, arrays)
 
     def _check_weak(self, weak: list[int], arrays: tuple[Any, ...]) -> None:
-        """Checks that numbers of Python fit into the operands' common dtype."""
+        """Checks that a planned contraction's Python numbers fit the operands' common dtype."""
         with jax.numpy_dtype_promotion("standard"):
             common = jnp.result_type(*arrays)
         if not jnp.issubdtype(common, jnp.inexact):
@@ -285,7 +285,7 @@ def plan(
     """
     if not isinstance(expr, str):
         expr, operands = syntax.interleaved((expr, *operands))
-    described = tuple(_operand_checks.describe(i, x, dtype) for i, x in enumerate(operands))
+    described = tuple(_argument_checks.describe(i, x, dtype) for i, x in enumerate(operands))
     network = syntax.parse(expr, tuple(shape for shape, _, _ in described))
     # The promotion is meant, so it has to pass under JAX's strict promotion as well.
     with jax.numpy_dtype_promotion("standard"):
@@ -295,13 +295,13 @@ def plan(
         network.shapes,
         tuple(kind for _, kind, _ in described),
         common,
-        _operand_checks.check_strategy(optimize),
-        _operand_checks.check_seconds(seconds),
-        _operand_checks.check_minimize(minimize),
-        _operand_checks.check_limit(memory_limit, limit_grad),
+        _argument_checks.check_strategy(optimize),
+        _argument_checks.check_seconds(seconds),
+        _argument_checks.check_minimize(minimize),
+        _argument_checks.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
-        _operand_checks.check_precision(precision),
-        _operand_checks.check_preferred(preferred_element_type, common),
+        _argument_checks.check_precision(precision),
+        _argument_checks.check_preferred(preferred_element_type, common),
         bool(merge_axes),
     )
 
@@ -359,7 +359,7 @@ def _plan(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[np.dtype, ...],
     common: np.dtype,
-    strategy: _operand_checks.Strategy,
+    strategy: _argument_checks.Strategy,
     seconds: float | None,
     minimize: str,
     memory_limit: int | None,

@@ -141,13 +141,13 @@ class _Search:
 
 
 def _divisors(size: int) -> list[int]:
-    """Returns the divisors of an index's size above 1: the possible numbers of slices."""
+    """Returns an index's possible numbers of slices: the divisors of its size above 1."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the plans to try to slice: the two with least operations, the one of least memory."""
+    """Returns the contractions to try to slice: two of least operations, one of least memory."""
     smallest = min(models, key=lambda model: forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 
@@ -155,7 +155,7 @@ def _contenders(models: list[Model]) -> list[Model]:
 def fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Chooses the cheapest contraction plan, sliced if a memory limit demands it."""
+    """Slices contractions as a memory limit demands; returns the cheapest and its slices."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = forward_walk(model, slices).cost()._asdict()

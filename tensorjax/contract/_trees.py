@@ -118,7 +118,7 @@ class Tree:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Computes label bit masks of all operands and products of a contraction path."""
+    """Computes labels, as bit masks, of all nodes of a contraction tree given as a path."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.contractions import einsum, times_mode
+from tensorjax._cores.contractions import einsum
 from tensorjax.linalg._riemannian_optimization import cayley, line_search, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
@@ -19,36 +19,25 @@ _INNER = 30  # conjugate-gradient steps in one Gauss–Newton step
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws normal entries for a search of disentanglers, real or complex, by a NumPy generator."""
+    """Draws normal entries by NumPy, real or complex, for iterations on disentanglers."""
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
 
 
 def unfolded(y: np.ndarray, n: int) -> np.ndarray:
-    """Unfolds two-site tensors (…, r₁, n₁ n₂, r₂) across their middle to (r₁ n₁) × (n₂ r₂)."""
+    """Unfolds two-site tensors (…, r₁, n₁ n₂, r₂) for iterations to (r₁ n₁) × (n₂ r₂)."""
     *batch, r, m, s = y.shape
     return y.reshape(*batch, r * n, m // n * s)
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of the linear map z ↦ z y for a two-site tensor y, as a function.
+    """Returns the adjoint of z ↦ z y for a two-site tensor y, used by disentangler iterations.
 
     With a batch of tensors y, (b, r₁, m, r₂), there is a map for each.
     """
     right = np.ascontiguousarray(y.conj().swapaxes(-1, -2))
     expression = "imj,ijp->mp" if y.ndim == 3 else "bimj,bijp->bmp"
     return lambda a: einsum(expression, a.reshape(y.shape), right)
-
-
-def unfolded_pair(x: np.ndarray) -> np.ndarray:
-    """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
-    return x.reshape(x.shape[0] * x.shape[1], -1)
-
-
-def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
-    r, n, k, s = x.shape
-    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
 
 
 class _States(NamedTuple):
@@ -125,7 +114,7 @@ def _applied(u: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.ndarray]:
-    """Computes leading bases of two-site tensors and the energies beyond rank k, for Procrustes."""
+    """Computes two-site tensors' leading bases and energies beyond rank k, for Procrustes."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
@@ -221,7 +210,7 @@ def _squared(z: np.ndarray) -> np.ndarray:
 
 
 def least_entropy(x: np.ndarray, u: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:
-    """Minimises the Rényi entropy of a two-site tensor over unitaries; returns both.
+    """Minimises a two-site tensor's Rényi entropy over unitaries by iterations; returns both.
 
     Conjugate gradients in the Lie algebra of skew-Hermitian matrices, with the Polak–Ribière rule.
     The entropy of order two needs matrix products only.

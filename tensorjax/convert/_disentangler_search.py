@@ -40,9 +40,9 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import join, times_right
+from tensorjax._cores.contractions import join, times_mode, times_right
 from tensorjax._cores.unfoldings import tall
-from tensorjax.convert._disentangler_iterations import applied, least_entropy, lowered_tail, normal
+from tensorjax.convert._disentangler_iterations import least_entropy, lowered_tail, normal
 
 # A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
 # searched for, nor one with more elements than the whole train.
@@ -117,7 +117,7 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """Returns the least rank that discards at most ``tail``, to bound a disentangler's rank."""
+    """Returns the least rank that discards at most ``tail``, in the search for a disentangler."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
@@ -141,7 +141,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Estimates a two-site tensor's energy beyond rank k, to choose a disentangler."""
+    """Estimates a two-site tensor's energy beyond rank k, in the search for a disentangler."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))
@@ -203,7 +203,7 @@ class _Search:
         return None
 
     def warmed(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Improves a disentangler by a few conjugate-gradient steps that lower the entropy."""
+        """Improves a disentangler, in the search, by a few steps that lower the entropy."""
         count = self.options.iterations // 4 + 1
         self.count += count
         return least_entropy(x, start, count)[0]
@@ -211,7 +211,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """Improves disentanglers for rank k by Procrustes and Gauss–Newton steps."""
+        """Improves the search's disentanglers for rank k by Procrustes and Gauss–Newton steps."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )
@@ -222,7 +222,7 @@ class _Search:
 def _starts(
     rng: np.random.Generator, m: int, count: int, dtype: Any, near: Any = None
 ) -> list[np.ndarray]:
-    """Returns initial disentanglers: the identity or a given one, then random unitaries.
+    """Returns where a search starts: the identity or a given disentangler, then random ones.
 
     Half of the real ones have each sign of the determinant, as no continuous path joins the signs.
     """
@@ -232,8 +232,14 @@ def _starts(
     return [first, *random]
 
 
+def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
+    r, n, k, s = x.shape
+    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
+
+
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yields closed-form disentanglers for rank k, one from each side of a two-site tensor.
+    """Yields closed-form disentanglers to search for rank k, one from each side of a tensor.
 
     The one from a side is exact if that side is saturated and k is the least rank.
 

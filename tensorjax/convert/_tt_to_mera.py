@@ -18,8 +18,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangler_search
-from tensorjax.convert._disentangler_iterations import applied, unfolded_pair
-from tensorjax.convert._disentangler_search import Options
+from tensorjax.convert._disentangler_search import Options, applied
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
 from tensorjax.mera import MERA, Layer, Wiring
@@ -361,7 +360,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
             basis, y, u = better, turned, linalg.adjoint(found.u).reshape(*n, *n)
     rank = basis.u.shape[1]
     left = basis.u.reshape(*x.shape[:2], rank)
-    right = linalg.project(basis.u, unfolded_pair(y)).reshape(rank, *x.shape[2:])
+    right = linalg.project(basis.u, _unfolded(y)).reshape(rank, *x.shape[2:])
     purse.spend(float(basis.discarded))
     how = "identity" if u is None else found.how
     info = CutInfo(
@@ -372,8 +371,13 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
     return left, right, u, info
 
 
+def _unfolded(x: np.ndarray) -> np.ndarray:
+    """Unfolds two cores joined for the conversion to MERA to a matrix (r₁ n₁) × (n₂ r₂)."""
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
 def _leading(x: np.ndarray, tail: float) -> linalg.Basis:
-    return _basis(unfolded_pair(x), tail)
+    return _basis(_unfolded(x), tail)
 
 
 def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:

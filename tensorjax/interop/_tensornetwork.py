@@ -248,7 +248,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores (left, modes…, right) of a train from nodes that form an open chain."""
+    """Returns the cores (left, modes…, right) of a train from tensornetwork nodes in a chain."""
     sides = [_sides(nodes, k, around) for k in range(len(nodes))]
     outer = _outer_bonds(nodes, [modes for _, modes, _ in sides])
     cores: list[Any] = []
@@ -272,7 +272,7 @@ _Sides = tuple[list[int], list[int], list[int]]
 
 
 def _sides(nodes: Sequence[Any], k: int, around: Sequence[Any]) -> _Sides:
-    """Splits the axes of a node in a chain: to the previous node, outwards, to the next node."""
+    """Splits axes of a tensornetwork node in a chain: to the previous, outwards, to the next."""
     position = {id(node): j for j, node in enumerate(nodes)}
     known = {id(node) for node in around}
     node = nodes[k]
@@ -305,7 +305,7 @@ def _sides(nodes: Sequence[Any], k: int, around: Sequence[Any]) -> _Sides:
 
 
 def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[list[int]]:
-    """Finds axes of size one at the ends of a chain of nodes that are bonds, not modes.
+    """Finds axes of size one at the ends of a chain of tensornetwork nodes that are bonds.
 
     All nodes of a train have equally many modes: one more at an end is an outer bond.
     """
@@ -329,7 +329,7 @@ def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[l
 
 
 def _modes_of_chain(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> int:
-    """Returns how many modes each node of a chain has, 1 (TT) or 2 (TT-matrix)."""
+    """Returns how many modes each tensornetwork node of a chain has, 1 (TT) or 2 (TT-matrix)."""
     counts = [len(axes) for axes in open_axes]
     if len(nodes) == 1:
         return counts[0] - 2 if counts[0] > 2 else counts[0]

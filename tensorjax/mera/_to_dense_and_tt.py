@@ -24,19 +24,19 @@ _FAR = 48  # powers of two that the top of a concrete MERA may be off one
 
 
 def is_numpys(operation: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether a MERA operation runs in NumPy; JAX would compile a program per structure."""
+    """Whether a MERA is converted by NumPy; JAX would compile a program per structure."""
     structure = operation, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(m.dtype), "key": structure, "work": lambda: work}
     return choose_kernel(operation, jax.tree.leaves(m), **facts) is NUMPY
 
 
 def host_copy(m: MERA) -> MERA:
-    """Copies the tensors of a MERA to the host, as NumPy arrays."""
+    """Copies the tensors of a MERA to be converted to the host, as NumPy arrays."""
     return jax.tree.map(np.asarray, m)
 
 
 def network_einsum(*operands: Any) -> Any:
-    """Contracts tensors of a MERA by an einsum, given as a string or as lists of axis labels."""
+    """Contracts tensors of a MERA to convert it, by an einsum string or lists of labels."""
     if not isinstance(operands[0], str):
         *pairs, out = operands
         terms = ["".join(map(get_symbol, labels)) for labels in pairs[1::2]]
@@ -85,7 +85,7 @@ _to_dense = jax.jit(_dense)
 
 
 def _expand(layer: Layer, x: Any) -> Any:
-    """Contracts one layer of a MERA with a dense state of its top legs.
+    """Contracts one MERA layer with a dense state of its top legs.
 
     A disentangler is applied as soon as both its sites exist, while the state is smallest.
     """
@@ -160,7 +160,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
 
 
 def _near_one(top: Any) -> tuple[Any, Any]:
-    """Scales the top of a MERA near one, where QR may overflow in programs; and the exponent."""
+    """Scales the top of a MERA to convert near one, where QR may overflow; and the exponent."""
     if _check.is_traced(top):
         return linalg.normalized(top)
     host = np.asarray(top)

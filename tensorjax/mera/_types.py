@@ -266,7 +266,7 @@ def _is_abstract(m: MERA) -> bool:
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
-    """Lists a MERA's disentanglers and isometries by name as matrices, to check their columns."""
+    """Lists a `MERA`'s disentanglers and isometries by name as matrices, for the type's checks."""
     out = []
     for k, layer in enumerate(m.layers):
         out += [
@@ -295,7 +295,7 @@ def _check_orthonormal(m: MERA) -> None:
 
 
 def single(name: str, m: Any) -> None:
-    """Raises an error if ``m`` is not a MERA, or is a batch of them."""
+    """Raises an error unless ``m`` is of the type `MERA`, and no batch of them."""
     if not isinstance(m, MERA):
         raise TypeError(
             f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "

@@ -32,24 +32,24 @@ class Wiring(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of sites at the bottom of a MERA layer."""
+        """Number of sites at the bottom of a MERA layer, by its wiring."""
         return sum(self.arities)
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Ranges of the sites that each isometry of a MERA layer joins."""
+        """Ranges of the sites that each isometry of a MERA layer joins, by its wiring."""
         ends = np.cumsum(self.arities).tolist()
         return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of sites on which the disentanglers of a MERA layer act."""
+        """Pairs of sites on which a MERA layer's disentanglers act, by its wiring."""
         blocks = self.blocks
         return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
 
     @property
     def periodic(self) -> bool:
-        """Whether a MERA layer has a disentangler between the last site and the first."""
+        """Whether a MERA layer's wiring has a disentangler between the last site and the first."""
         return len(self.arities) - 1 in self.cuts
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from tensorjax import _ids, nn
 from tensorjax._typing import DTypeLike
 from tensorjax.models._checks import check_ids
-from tensorjax.models._layers import cross_entropy, fresh_linear
+from tensorjax.models._initial_layers_and_loss import cross_entropy, fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
@@ -64,7 +64,7 @@ class CodeModel(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Computes logits of tokens at the given positions, (batch, count, vocabulary).
+        """Computes the code model's logits of tokens at given positions, (batch, count, vocab).
 
         Args:
           tokens: integers (batch, length), some of them replaced.
@@ -101,7 +101,7 @@ class CodeModel(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Computes the weighted sum of masked-token losses, −log p, and the sum of weights.
+        """Computes the code model's weighted sum of masked-token losses, and the sum of weights.
 
         Args:
           tokens, positions, mask: as for a call.

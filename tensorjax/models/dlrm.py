@@ -16,7 +16,7 @@ from flax import nnx
 from tensorjax import nn
 from tensorjax._typing import DTypeLike
 from tensorjax.models._checks import check_ids, check_sizes, check_spec, rows_of
-from tensorjax.models._layers import fresh_linear, with_spread
+from tensorjax.models._initial_layers_and_loss import fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]
 __dir__ = __all__.copy  # for `dir`: the public names alone

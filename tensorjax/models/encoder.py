@@ -23,7 +23,7 @@ from tensorjax.models._checks import (
     check_spec,
     rows_of,
 )
-from tensorjax.models._layers import cross_entropy, fresh_linear, with_spread
+from tensorjax.models._initial_layers_and_loss import cross_entropy, fresh_linear, with_spread
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
 __dir__ = __all__.copy  # for `dir`: the public names alone
@@ -101,7 +101,7 @@ class EncoderConfig:
 
 
 class _Attention(nnx.Module):
-    """Multi-head self-attention with a padding mask."""
+    """Multi-head self-attention of the BERT encoder, with a padding mask."""
 
     def __init__(self, config: EncoderConfig, linear: nn.Spec, **options: Any) -> None:
         width = config.features
@@ -120,7 +120,7 @@ class _Attention(nnx.Module):
 
 
 class _Block(nnx.Module):
-    """Transformer encoder block: attention and MLP, with residuals and layer norms."""
+    """Transformer block of the BERT encoder: attention and MLP, with residuals and layer norms."""
 
     def __init__(self, config: EncoderConfig, linear: nn.Spec, **options: Any) -> None:
         self.attention = _Attention(config, linear, **options)
@@ -150,7 +150,7 @@ def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Returns sinusoidal position embeddings (length, features), as spread as the others."""
+    """Returns the encoder's sinusoidal position embeddings (length, features), spread as others."""
     length, features = shape
     rates = 1e4 ** (-np.arange(0, features, 2) / features)
     angles = np.arange(length)[:, None] * rates[None]
@@ -317,7 +317,7 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes the class logits (batch, classes) of texts from the pooled first token.
+        """Computes the encoder's class logits (batch, classes) from the pooled first token.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary), as for `Trunk`.
@@ -339,7 +339,7 @@ class Encoder(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Computes a text classifier's weighted sum of losses −log p(label), and that of weights.
+        """Computes the encoder's weighted sum of losses −log p(label), and the sum of weights.
 
         Args:
           tokens, segments, mask: as for `Trunk`.

@@ -78,7 +78,7 @@ class Processes:
         return [json.loads(text) for text in found]
 
     def norm(self, number: float) -> float:
-        """Computes the root of the sum of squares of a number of each process.
+        """Computes the root of the sum of squares of a number over all processes of a training.
 
         In double precision, squares of any size, and in a fixed order: all get the same bits.
         """

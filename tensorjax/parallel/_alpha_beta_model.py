@@ -27,7 +27,7 @@ class Machine:
     latency: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless a machine's rates are positive and its latency valid."""
+        """Raises ValueError unless the α–β model's rates are positive and its latency valid."""
         for name in ("flops", "bandwidth"):
             value = getattr(self, name)
             if not 0 < value < math.inf:

@@ -125,7 +125,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to an array, to add it to one of more axes in `jax.shard_map`.
+    """Prepends axes of size one to an array in `jax.shard_map`, to add it to one of more axes.
 
     The tests forbid rank promotion.
     """
@@ -133,7 +133,7 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiplies x by w, last axis with first, on one device, with sums in ``dtype``."""
+    """Multiplies x by w on one device, without a collective, last axis with first."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])

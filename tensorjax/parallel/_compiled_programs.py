@@ -35,7 +35,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Bytes that each device sends in one run of a program, by kind of collective.
+    """Bytes that each device sends in one run of a compiled program, by kind of collective.
 
     Attributes:
       bytes: of each kind of collective ("all-gather", …) that there is.
@@ -52,11 +52,11 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Total bytes that each device sends, over all kinds of collective."""
+        """Total bytes that each device sends in a compiled program, over all kinds."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        """Formats the bytes that each device sends as a table, one line per kind of collective."""
+        """Formats the bytes that a compiled program sends as a table, one line per collective."""
         lines = [f"{kind:20} {self.counts[kind]:6} {n:16,.0f}" for kind, n in self.bytes.items()]
         return "\n".join([f"{'collective':20} {'runs':>6} {'bytes/device':>16}", *lines])
 

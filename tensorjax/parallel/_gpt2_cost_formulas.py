@@ -17,7 +17,7 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Cost of a training step's collectives of one kind and size, over all their runs.
+    """Cost, by formula, of a GPT-2 step's collectives of one kind and size, over all runs.
 
     Attributes:
       kind: as XLA calls it.
@@ -33,7 +33,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether a collective sends norms, losses or gradients, in float32 at least."""
+        """Whether a cost is of norms, losses or gradients, sent in float32 at least."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")
@@ -41,13 +41,13 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Number of elements that a device sends in a collective, over all its runs."""
+        """Number of elements that a device sends, by the cost formula of a collective."""
         passes = 2 if self.kind == "all-reduce" else 1
         return self.runs * passes * self.numbers * (self.group - 1) / self.group
 
     @property
     def hops(self) -> int:
-        """Number of consecutive ring messages of a collective, over all its runs.
+        """Number of consecutive ring messages, by the cost formula of a collective.
 
         Collectives of vectors count as no message, because XLA combines them with others.
         """
@@ -59,7 +59,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder's training step, global and per device, for cost formulas.
+    """Sizes of a GPT-2 training step, global and per device, for cost formulas.
 
     Attributes:
       layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.
@@ -80,7 +80,7 @@ class Sizes:
 
     @classmethod
     def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
-        """Computes the sizes of a training step in a layout; ValueError for uneven splits."""
+        """Computes, for cost formulas, a step's sizes in a layout; ValueError for uneven splits."""
         layout.padded("heads", config.heads)
         layout.padded("embed", config.features)
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
@@ -104,7 +104,7 @@ class Sizes:
         )
 
     def parameters(self, positions: int) -> int:
-        """Counts the parameters of a GPT-2 style decoder of these sizes.
+        """Counts, by formula, the parameters of a GPT-2 style decoder of these sizes.
 
         Per block 4 weights and 9 vectors (13 H), besides 2 tables and the last norm.
         """
@@ -114,7 +114,7 @@ class Sizes:
 
 
 def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
-    """Yields the costs of all collectives of one training step.
+    """Yields, by formulas, the costs of all collectives of one GPT-2 training step.
 
     Args:
       positions: rows of the table of positions.
@@ -132,7 +132,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields costs of collectives in ``runs`` blocks whose forward pass runs ``again`` times."""
+    """Yields costs, by formula, of ``runs`` GPT-2 blocks whose forward runs ``again`` times."""
     split, c = bool(layout.features or layout.length), s.wide
     x = s.tokens * s.features
     # Into attention and into the MLP.
@@ -165,7 +165,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the costs of collectives in a layer norm of a training step."""
+    """Yields, by formula, the costs of collectives in a layer norm of a GPT-2 step."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -175,7 +175,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the costs of collectives of one feature vector or of the position table in a step."""
+    """Yields, by formula, costs of collectives of a feature vector or the position table."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:
@@ -185,7 +185,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
 
 
 def _ends(layout: Layout, s: Sizes) -> Iterator[Collective]:
-    """Yields a step's collectives outside the blocks: embedding, last norm, logits and loss."""
+    """Yields, by formula, costs of a GPT-2 step's collectives outside the blocks."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)
@@ -207,7 +207,7 @@ def _ends(layout: Layout, s: Sizes) -> Iterator[Collective]:
 
 
 def flops(sizes: Sizes, remat: Remat) -> float:
-    """Computes the floating-point operations of one device in one training step.
+    """Computes, by formula, the floating-point operations of one device in one GPT-2 step.
 
     The backward pass costs twice the forward pass. Rematerialisation adds nothing ("none"), the
     products of attention ("dots"), or the blocks once more ("full").

@@ -78,7 +78,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: DTypeLike | None = None,
     ) -> jax.Array:
-        """Looks up token embeddings in a table that is sharded over devices.
+        """Looks up, in a layout, token embeddings in a table that is sharded over devices.
 
         Args:
           table: block of ("vocab", "embed").
@@ -114,7 +114,7 @@ class Layout(Placing):
     def positions(
         self, table: jax.Array, length: int, *, dtype: DTypeLike | None = None
     ) -> jax.Array:
-        """Returns the first rows of the position table, sharded like the activations.
+        """Returns a layout's first rows of the position table, sharded like the activations.
 
         Args:
           table: block of ("position", "embed").
@@ -136,7 +136,7 @@ class Layout(Placing):
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-        """Applies layer norm over features that may be split over devices, in float32 at least.
+        """Applies, in a layout, layer norm over features that may be split, in float32 at least.
 
         Where features are split, means and variances of the blocks are gathered and combined by
         the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
@@ -175,7 +175,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a column-parallel linear layer that widens x, such as the first of an MLP.
+        """Applies a layout's column-parallel linear layer that widens x, as the first of an MLP.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -214,7 +214,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a row-parallel linear layer back to the features, such as the second of an MLP.
+        """Applies a layout's row-parallel linear layer back to features, as the second of an MLP.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -238,11 +238,11 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Whether a tensor-train layer is applied with its modes split over devices."""
+        """Whether a layout applies a tensor-train layer with its modes split over devices."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
-        """Reshards activations so that this device has all features of a part of the sequence."""
+        """Reshards a layout's activations: here all features of a part of the sequence."""
         if self.wide:
             self._check_length(x.shape[1] * (self.ways(self.length)))
         if self.features:
@@ -263,7 +263,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Computes logits by multiplying hidden states by the sharded token table.
+        """Computes a layout's logits from hidden states and the sharded token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -280,7 +280,7 @@ class Layout(Placing):
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums, in float32 at least, the cross-entropy of logits sharded over the vocabulary.
+        """Sums, in float32 at least, the cross-entropy of a layout's vocabulary-sharded logits.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -329,7 +329,7 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers logits that are sharded over the vocabulary, and drops the padding.
+        """Gathers a layout's logits that are sharded over the vocabulary; drops the padding.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -345,7 +345,7 @@ class Layout(Placing):
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _check_vocabulary(self, vocabulary: int | None, here: int) -> None:
-        """Raises ValueError if the vocabulary is larger than the sharded token table."""
+        """Raises ValueError if the vocabulary exceeds a layout's sharded token table."""
         rows = here * self.ways(self.wide)
         if vocabulary is not None and vocabulary > rows:
             raise ValueError(
@@ -361,7 +361,7 @@ class Layout(Placing):
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """Casts a parameter and gathers it by ``place``; without a mesh only casts it."""
+        """Casts a layout's parameter and gathers it by ``place``; without a mesh only casts."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)
@@ -370,7 +370,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a sharded vector of features, such as a bias, for this device's activations."""
+        """Gathers a layout's sharded feature vector, as a bias, for this device's activations."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -381,7 +381,7 @@ class Layout(Placing):
         return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any, x: jax.Array) -> Any:
-        """Returns a layer whose gradients are summed over devices in float32 at least.
+        """Returns a layout's layer whose gradients are summed over devices in float32 at least.
 
         Its parameters are marked as varying on all devices before the cast to half precision, not
         after.
@@ -399,17 +399,17 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations of the whole sequence by this device's columns of a weight."""
+        """Multiplies a layout's activations of the whole sequence by this device's columns."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations by a weight, after gathering their features from all devices."""
+        """Multiplies a layout's activations, with features of all devices, by a weight."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Sums partial results of a linear layer over devices, and keeps this device's part."""
+        """Sums a layout's partial results of a linear layer, and keeps this device's part."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

@@ -56,23 +56,23 @@ class Candidate:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends per training step in this layout."""
+        """Bytes that a device sends per training step, as predicted by the layout planner."""
         return sum(self.wire.values())
 
     @property
     def memory(self) -> float:
-        """Peak bytes that a device holds in this layout."""
+        """Peak bytes that a device holds, as predicted by the layout planner."""
         return self.arguments + self.gradients + self.temporary
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a training step in this layout: compute plus communication."""
+        """Seconds of a training step predicted by the planner: compute plus communication."""
         return self.compute + self.communication
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """Predicted costs of all candidate layouts, and the best one; printed as a table.
+    """Predictions of the layout planner: costs of all candidates, the best; printed as a table.
 
     Attributes:
       candidates: as they were looked at.
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """Fastest layout that fits the memory limit; of equally fast ones, that of least memory.
+        """Planner's fastest layout that fits the memory limit; of equals, that of least memory.
 
         Raises:
           ValueError: none fits, or all are refused.
@@ -113,14 +113,14 @@ class Plan:
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
     def __getitem__(self, name: str) -> Candidate:
-        """Returns a layout's cost on its fastest mesh, or that of a refused mesh if none fits."""
+        """Returns the planner's cost of a layout on its fastest mesh, or a refused one."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
             raise KeyError(name)
         return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
 
     def __str__(self) -> str:
-        """Formats the predicted costs of all layouts as a table, the fastest first."""
+        """Formats the planner's predicted costs of all layouts as a table, the fastest first."""
         head = ("layout", "mesh", "args MiB", "temp MiB", "wire MiB", "messages", "ms", "")
         usable = sorted(
             (c for c in self.candidates if not c.refusal), key=lambda c: (c.seconds, c.memory)
@@ -166,7 +166,7 @@ def plan(
     machine: Machine | None = None,
     memory_limit: float | None = None,
 ) -> Plan:
-    """Predicts memory, traffic and time of a GPT-2 training step for every layout.
+    """Plans layouts: predicts memory, traffic and time of a GPT-2 training step for each.
 
     The program that is predicted is that of loss and gradient, with dense layers and without
     dropout: the optimiser counts by its state alone, masks of dropout do not count.
@@ -343,7 +343,7 @@ def _remat(given: Any) -> Remat:
 
 
 def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yields the shapes of meshes of ``devices`` devices to be tried for a layout."""
+    """Yields the shapes of meshes of ``devices`` devices that the planner tries for a layout."""
     if name == "single":
         if devices == 1:
             yield (1, 1)

@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """Creates a device mesh with axes "r" (rows) and "c" (columns), and "d" if ``depth`` exceeds 1.
+    """Creates a device mesh for named layouts: axes "r" (rows), "c" (columns), "d" (depth) if > 1.
 
     Its axes are of type Auto: code outside of `jax.shard_map` is partitioned by the compiler.
 

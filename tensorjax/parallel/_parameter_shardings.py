@@ -16,7 +16,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> Any:
-    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` on a mesh.
+    """Converts parameters' tree of `PartitionSpec` to a tree of `NamedSharding` on a mesh.
 
     Args:
       specs: tree of `PartitionSpec`, as `Layout.spec` makes them.
@@ -44,7 +44,7 @@ def shardings(specs: PyTree, mesh: Mesh) -> Any:
 
 
 def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
-    """Copies every array of a tree to a mesh, sharded by its `PartitionSpec`.
+    """Copies every array of a parameter tree to a mesh, sharded by its `PartitionSpec`.
 
     Args:
       tree: of arrays. With several processes each one has to hold the same values, for example as
@@ -100,7 +100,7 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
-    """Returns shardings of an optimiser state: moments like parameters, counters replicated.
+    """Returns an optimiser state's shardings: moments like parameters, counters replicated.
 
     Args:
       optimizer: from Optax.

@@ -79,41 +79,41 @@ class Placing:
 
     @property
     def batch(self) -> Axes:
-        """Mesh axes over which a transformer's batch is split."""
+        """Mesh axes over which the sharding rules split a transformer's batch."""
         return self._of("batch")
 
     @property
     def length(self) -> Axes:
-        """Mesh axes over which a transformer's sequence is split between linear layers."""
+        """Mesh axes over which the sharding rules split a sequence between linear layers."""
         return self._of("length")
 
     @property
     def features(self) -> Axes:
-        """Mesh axes over which a transformer's features are split between linear layers."""
+        """Mesh axes over which the sharding rules split features between linear layers."""
         return self._of("features")
 
     @property
     def wide(self) -> Axes:
-        """Mesh axes over which the wide side of weights is split (MLP, heads, vocabulary)."""
+        """Mesh axes by the sharding rules for weights' wide side (MLP, heads, vocabulary)."""
         return self._of("mlp")
 
     @property
     def stored(self) -> Axes:
-        """Mesh axes over which weights are split in storage, to be gathered for use."""
+        """Mesh axes over which the sharding rules split weights in storage, gathered for use."""
         return self._of("embed")
 
     @property
     def vector(self) -> Axes:
-        """Mesh axes over which vectors of features, such as biases, are split."""
+        """Mesh axes over which the sharding rules split vectors of features, such as biases."""
         return (*self.wide, *self.stored)
 
     @property
     def devices(self) -> int:
-        """Number of devices in the mesh of the layout; 1 without a mesh."""
+        """Number of devices in the mesh of the sharding rules; 1 without a mesh."""
         return 1 if self.mesh is None else self.mesh.size
 
     def ways(self, axes: Axes) -> int:
-        """Returns the number of blocks into which given mesh axes split an array.
+        """Returns the number of blocks into which the sharding rules' mesh axes split an array.
 
         Args:
           axes: names of axes of the mesh.
@@ -126,7 +126,7 @@ class Placing:
     # Sharding of parameters and data.
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns the `PartitionSpec` of a parameter from the names of its axes.
+        """Returns a parameter's `PartitionSpec` by the sharding rules, from names of its axes.
 
         Args:
           axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
@@ -156,7 +156,7 @@ class Placing:
         return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
 
     def data_spec(self, *axes: str) -> PartitionSpec:
-        """Returns the `PartitionSpec` of data, by default of tokens (batch, length).
+        """Returns the `PartitionSpec` of data by the sharding rules, by default of tokens.
 
         Args:
           axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
@@ -170,11 +170,11 @@ class Placing:
         return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
 
     def x_spec(self) -> PartitionSpec:
-        """Returns the `PartitionSpec` of activations (batch, length, embed)."""
+        """Returns, by the sharding rules, the `PartitionSpec` of activations."""
         return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
 
     def padded(self, axis: str, size: int) -> int:
-        """Returns the global size of an axis: "vocab" is padded, others must split evenly.
+        """Returns, by the sharding rules, an axis' global size, "vocab" padded to split evenly.
 
         Args:
           axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
@@ -208,7 +208,7 @@ class Placing:
         return size
 
     def local(self, axis: str, size: int) -> int:
-        """Returns the size of this device's block of an axis between linear layers.
+        """Returns the size of a device's block of an axis by the sharding rules.
 
         Args:
           axis: as for `padded`.
@@ -236,7 +236,7 @@ class Placing:
     def over(
         self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
     ) -> Callable[..., Any]:
-        """Maps a function of a device's blocks to one of global arrays, by `jax.shard_map`.
+        """Maps a function of blocks to one of global arrays by the sharding rules, in `shard_map`.
 
         Args:
           function: of blocks.
@@ -266,7 +266,7 @@ class Placing:
         return run
 
     def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
-        """Derives a random key from which devices with different blocks draw differently.
+        """Derives a random key that differs where the sharding rules give devices other blocks.
 
         Devices that hold the same block get the same key, those with other blocks get others. So
         the draw depends on the mesh.

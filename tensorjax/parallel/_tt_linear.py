@@ -84,7 +84,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """Returns this device's block of a TT-core, cut along its mode in each of ``parts`` parts."""
+    """Returns this device's block of a TT layer's core, cut along its mode in ``parts`` each."""
     left, _, right = core.shape
     folded = core.reshape(left, parts, -1, right)
     return collectives.block(folded, axes, 2).reshape(left, -1, right)

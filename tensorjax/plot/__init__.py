@@ -15,9 +15,9 @@ Example:
 from tensorjax import _extras
 
 with _extras.needed_by("tensorjax.plot"):
-    from tensorjax.plot._densities import coordinates, history, marginal
-    from tensorjax.plot._memory import memory, schedule, shards
+    from tensorjax.plot._memory_and_schedules import memory, schedule, shards
     from tensorjax.plot._networks import network
+    from tensorjax.plot._pde_solutions import coordinates, history, marginal
     from tensorjax.plot._ranks_and_patches import patches, ranks, singular_values
 
 __all__ = [

@@ -131,7 +131,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _finite(x: Any, y: jax.Array, finite: Any) -> jax.Array:
-    """Returns the image of rows; raises ValueError if it is not finite because they are not."""
+    """Returns the applied map's image of rows; ValueError if not finite as the rows are not."""
     if not _known_true(finite):
         _check.finite("x", x)
     return y
@@ -192,7 +192,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits NumPy rows to project into blocks of few sizes, so that few programs are compiled.
+    """Splits NumPy rows into blocks of few sizes to apply a map, so that few programs compile.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -40,7 +40,7 @@ def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
 
 
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
-    """Applies a Kronecker map to rows by NumPy, group by group of its modes."""
+    """Applies a Kronecker map to rows by NumPy on the host, group by group of its modes."""
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)

@@ -80,7 +80,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands a random map's variance of ‖f(x)‖² in patterns, one pairing of copies per mode.
+    """Expands a random map's fourth moment in patterns, one pairing of copies per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

@@ -71,7 +71,7 @@ def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
 
 
 def as_dtype(p: Any, dtype: Any) -> Any:
-    """Casts an array of a random map, such as a core, to ``dtype``; one of that dtype stays."""
+    """Casts a core or other array of a random map to ``dtype``; one of that dtype stays."""
     return p if p.dtype == dtype else p.astype(dtype)
 
 

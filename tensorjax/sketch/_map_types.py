@@ -40,7 +40,7 @@ class Law:
     def draw(
         self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
     ) -> tuple[jax.Array, ...]:
-        """Draws arrays of a random map's independent entries, one array for each shape.
+        """Draws arrays of independent entries by the law of a type of random map.
 
         Signs depend neither on the dtype nor on JAX's 64-bit mode.
         """
@@ -50,7 +50,7 @@ class Law:
         return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
 
     def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws one array of independent entries of a random map."""
+        """Draws one array of independent entries by the law of a type of random map."""
         return _draw_one(self, key, shape, dtype)
 
 
@@ -79,20 +79,20 @@ def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Arr
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """Draws independent random signs ±1, as entries of a random map."""
+    """Draws random signs ±1, the law of entries of a type of random map."""
     bits = jax.random.bits(key, tuple(shape), jnp.uint8)
     return 1 - 2 * (bits & 1).astype(dtype)
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """Returns the law of a random map's entries by its name: distribution and fourth moment."""
+    """Returns the law of entries of a random map's type by name: distribution, fourth moment."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])
 
 
 def sparsity(s: Any) -> float:
-    """Checks the inverse density s of a sparse random map's entries; ValueError if below 1."""
+    """Checks the inverse density s of the sparse type of random map; ValueError if below 1."""
     return _check.number("s", s, low=1)
 
 
@@ -319,11 +319,11 @@ class CPRows(Projection):
 
 
 def accumulator(dtype: Any) -> Any:
-    """Returns the dtype in which a random map is applied: single precision or wider."""
+    """Returns the dtype in which a type of random map is applied: float32 or wider."""
     return promoted(dtype, jnp.float32)
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """Returns the common dtype of a random map and its input, by JAX's standard promotion."""
+    """Returns the common dtype of a random map and its input, as JAX promotes types."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))

@@ -79,7 +79,7 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Finds the mode at which to split a random map in two, to read x only once; 0 if none.
+    """Finds the mode that splits a random map in two groups of modes, to read x once; 0 if none.
 
     It combines the modes before the cut first, in ∏ m · r multiplications for every element read.
 

@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Factors the input size N of a Kronecker map into balanced modes, padded if need be.
+    """Factors the input size N of a Kronecker map into balanced mode sizes, padded if need be.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Factors N or M of a random map exactly into ``order`` balanced factors."""
+    """Factors N or M of a random map exactly into ``order`` balanced mode sizes."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists the divisors of a random map's size N or M, by trial division up to 10⁶.
+    """Lists divisors of N or M as mode sizes of a random map, by trial division up to 10⁶.
 
     A cofactor of primes above 10⁶ counts as a prime.
     """
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists near-equal descending factors of N or little more, as modes of a random map."""
+    """Lists near-equal descending mode sizes of a random map, of product N or little more."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)
@@ -168,7 +168,7 @@ def _product(done: int, root: int, second: int, rest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
-    """Factors M into ``order`` descending modes of a random map of small worst-case variance.
+    """Factors M into ``order`` descending mode sizes of a map of small worst-case variance.
 
     An exact cut is kept unless some padded one (of which the first M rows are used) has a
     variance 1.25 times smaller: a map without surplus rows stays a plain Kronecker product.

@@ -29,7 +29,7 @@ mlir.register_lowering(_plain_p, lambda ctx, x: [x])
 
 
 def fused(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-    """Computes attention of (batch, length, heads, width) by cuDNN, on this device's block.
+    """Computes GPT-2's attention (batch, length, heads, width) by cuDNN, on this device's block.
 
     Args:
       q: half precision.
@@ -69,7 +69,7 @@ _fused.defvjp(_forward, _backward)
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
-    """Computes attention of (batch, length, heads, width) by JAX, cuDNN or `causal`.
+    """Computes GPT-2's attention (batch, length, heads, width) by JAX, cuDNN or `causal`.
 
     `causal` is used if no implementation is asked for and the mask is causal; in half precision
     only in programs for CPUs. The platform of a program is known when it is lowered, not when it is
@@ -98,7 +98,7 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes causal attention by plain JAX in two blocks of queries, without later keys.
+    """Computes GPT-2's causal attention in plain JAX by two blocks of queries, without later keys.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
     that all come later. The head axis is moved before the length, and the softmax is normalised

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import linalg, nn
-from tensorjax.models._layers import with_linear_spread
+from tensorjax.models._initial_layers_and_loss import with_linear_spread
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout
 
@@ -121,7 +121,7 @@ class Block(nnx.Module):
 
 
 def dropped(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
-    """Sets a share of GPT-2's activations to zero at random, and divides the others by the rest."""
+    """Sets a share of activations in a GPT-2 block to zero at random, and rescales the others."""
     keep = jax.random.bernoulli(key, 1 - rate, x.shape)
     wide = linalg.factor_dtype(x.dtype)  # 0.9 in bfloat16 is 0.8984
     kept = (x.astype(wide) / jnp.asarray(1 - rate, wide)).astype(x.dtype)
@@ -130,7 +130,7 @@ def dropped(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU in tanh form; the backward pass stores only the slope."""
+    """Computes GELU in GPT-2 blocks in tanh form; the backward pass stores only the slope."""
     return jax.nn.gelu(x, approximate=True)
 
 

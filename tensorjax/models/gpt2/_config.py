@@ -120,23 +120,23 @@ class GPT2Config:
 
     @property
     def padded(self) -> int:
-        """Number of rows of the token table: the vocabulary padded to a multiple of 128."""
+        """Rows of the configuration's token table: the vocabulary padded to a multiple of 128."""
         return -(-self.vocabulary // _MULTIPLE) * _MULTIPLE
 
     @property
     def hidden(self) -> int:
-        """Width inside the MLP of each GPT-2 block, four times ``features``."""
+        """Width inside the MLP of the configuration's blocks, four times ``features``."""
         return 4 * self.features
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of a dense GPT-2 of these sizes, without vocabulary padding."""
+        """Number of parameters by the configuration, of a dense GPT-2 without padding."""
         d, h = self.features, self.hidden
         block = 4 * d * d + 4 * d + 2 * d * h + h + d + 4 * d
         return (self.vocabulary + self.length) * d + self.layers * block + 2 * d
 
     def flops(self, length: int | None = None) -> int:
-        """Counts the training FLOPs per token, forward and backward, of a dense GPT-2.
+        """Counts, from the configuration, a dense GPT-2's training FLOPs per token.
 
         A multiplication and an addition count as two, the backward pass as twice the forward one;
         only products of matrices count: linear layers, logits (of the vocabulary without its

@@ -188,7 +188,7 @@ def opened(
 
 @contextlib.contextmanager
 def new_folder(path: Any) -> Iterator[Path]:
-    """Context manager that writes a folder of files atomically, by renaming a hidden one."""
+    """Context manager that writes a Hugging Face folder atomically, by renaming a hidden one."""
     _safetensors()
     folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -206,7 +206,7 @@ def new_folder(path: Any) -> Iterator[Path]:
 
 
 def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes GPT-2 weights as a safetensors file that PyTorch reads."""
+    """Writes weights in Hugging Face's format as a safetensors file that PyTorch reads."""
     _safetensors().numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
@@ -217,7 +217,7 @@ def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray
 
 
 class Arrays:
-    """Lazy reader of GPT-2 weights in safetensors files, by published names less "transformer."."""
+    """Lazy reader of Hugging Face's safetensors files, by names less "transformer."."""
 
     def __init__(self, folder: Path) -> None:
         index, single = folder / INDEX, folder / WEIGHTS
@@ -237,7 +237,7 @@ class Arrays:
 
     @property
     def names(self) -> list[str]:
-        """Names of the parameters in the safetensors files of a GPT-2."""
+        """Names of the parameters in Hugging Face's safetensors files of a GPT-2."""
         return [name for name in self.places if not name.endswith(_BUFFERS)]
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -255,14 +255,14 @@ class Arrays:
         return array
 
     def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
-        """Reads a published GPT-2 weight into ``out``, reshaped and cast to its shape and dtype."""
+        """Reads a Hugging Face weight into ``out``, reshaped and cast to its shape and dtype."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         array = self(name, _flat(name, wanted)).reshape(wanted)
         out[: wanted[0]] = cast(f"{self.folder}, {self.places[name][1]}", array, out.dtype)
 
     def check_head(self) -> None:
-        """Raises ValueError if the published output layer is not tied to the token table."""
+        """Raises ValueError if Hugging Face's output layer is not tied to the token table."""
         if "lm_head.weight" in self.places:
             (one, head), (other, table) = self.places["lm_head.weight"], self.places["wte.weight"]
             if not np.array_equal(one.get_tensor(head), other.get_tensor(table)):
@@ -273,7 +273,7 @@ class Arrays:
 
 
 def cast(where: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a GPT-2 weight; raises ValueError if finite numbers become infinite."""
+    """Casts a weight in Hugging Face's format; ValueError if finite numbers become infinite."""
     with np.errstate(over="ignore"):
         found = array.astype(dtype)
     lost = np.isfinite(array) & ~np.isfinite(found)
@@ -364,7 +364,7 @@ def _config(
 
 
 def checked_end(config: GPT2Config, end: int | None) -> int | None:
-    """Returns the id of the end-of-text token for ``config.json``; ValueError if out of range.
+    """Returns the end-of-text id for Hugging Face's ``config.json``; ValueError if invalid.
 
     By default 50256, or None for models of another vocabulary.
     """

@@ -23,7 +23,7 @@ def read_groups(
     param_dtype: DTypeLike = jnp.float32,
     **changes: Any,
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
-    """Opens published GPT-2 weights, to be read one parameter group at a time.
+    """Opens Hugging Face's GPT-2 weights, to be read one parameter group at a time.
 
     With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 

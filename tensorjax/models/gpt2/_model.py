@@ -14,7 +14,7 @@ from tensorjax import nn
 from tensorjax._typing import DTypeLike
 from tensorjax.models._checks import check_ids, check_spec
 from tensorjax.models._checks import check_length as _check_length
-from tensorjax.models._layers import checked_weights
+from tensorjax.models._initial_layers_and_loss import checked_weights
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, dropped
 from tensorjax.models.gpt2._config import GPT2Config
@@ -130,7 +130,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes GPT-2's next-token logits (batch, length, vocabulary), in float32 at least.
+        """Computes the GPT-2 model's next-token logits (batch, length, vocab), float32 at least.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary). What follows one out of range is NaN
@@ -195,7 +195,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes GPT-2's hidden states (batch, length, features), after the last layer norm.
+        """Computes a GPT-2 model's hidden states (batch, length, features), after the last norm.
 
         Args:
           tokens, layout, key: as for a call.
@@ -275,7 +275,7 @@ def _loop_body(
 
 
 def _dropping(config: GPT2Config, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
-    """Returns GPT-2's dropout of activations by a key, none if that is None."""
+    """Returns a GPT-2 model's dropout of activations by a key, none if that is None."""
 
     def drop(x: jax.Array, key: Any) -> jax.Array:
         return x if key is None else dropped(x, layout.key(key, x), config.dropout)
@@ -284,7 +284,7 @@ def _dropping(config: GPT2Config, layout: Layout) -> Callable[[jax.Array, Any], 
 
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:
-    """Checks the token array of GPT-2; returns its length, ValueError if empty or too long."""
+    """Checks the tokens given to a GPT-2 model; returns the length, ValueError if 0 or too long."""
     if not tokens.shape[0]:
         raise ValueError(
             f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
@@ -298,7 +298,7 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
-    """Builds all blocks of a GPT-2 at once, as one block of stacked parameters."""
+    """Builds a GPT-2 model's blocks all at once, as one block of stacked parameters."""
     graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
     params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
     return nnx.merge(graph, params)

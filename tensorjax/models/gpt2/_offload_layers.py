@@ -168,7 +168,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """Extracts the parameters of a `GPT2` as host arrays, in the groups that `layers` names.
+    """Extracts a `GPT2`'s parameters for offload as host arrays, in the groups of `layers`.
 
     Args:
       model: `GPT2`, its parameters concrete.
@@ -260,7 +260,7 @@ def initial(
     linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     param_dtype: DTypeLike = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
-    """Returns functions that draw GPT-2's initial parameters, one for each group of `layers`.
+    """Returns functions that draw GPT-2's initial parameters for offload, one for each group.
 
     With them a model is initialised that is never in memory as a whole. The distributions are those
     of `GPT2`, the draws are not.
@@ -315,7 +315,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a jitted function that draws the initial parameters of one GPT-2 block; cached."""
+    """Returns a jitted function that draws a block's initial parameters for offload; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:
@@ -328,7 +328,7 @@ def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[j
 def batch(
     tokens: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None
 ) -> dict[str, Any]:
-    """Returns a training batch for GPT-2's `layers`, with weights scaled to a mean of one.
+    """Returns a training batch for GPT-2's offload layers, weights scaled to a mean of one.
 
     Args:
       tokens: integers (batch, length).

@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of device memory that an offloaded training reserves for parameters."""
+        """Bytes of device memory that a memory plan reserves for parameters."""
         return self.chosen.weights
 
     @property
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def gradient_bytes(self) -> int | None:
-        """Bytes of host memory planned for gradients that await their update; None for no limit."""
+        """Bytes of host memory that a memory plan gives to waiting gradients; None for no limit."""
         return self.chosen.gradient_bytes
 
     @property
@@ -318,7 +318,7 @@ def _summing_bytes(layers: Sequence[Layer], groups: dict[str, Group], microbatch
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the bytes of host memory reserved for staging transfers to disk, or None."""
+    """Returns the bytes of host memory that a memory plan sets aside for staging, or None."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -356,7 +356,7 @@ def _fastest(
 def _best(
     works: Sequence[Work], device_bytes: int, host_bytes: int
 ) -> tuple[tuple[Choice, ...], Choice | None]:
-    """Finds, per activation strategy, the fastest split of parameters between RAM and disk."""
+    """Finds, per activation strategy, the memory plan that splits RAM and disk fastest."""
     found = tuple(choose(work, device_bytes, host_bytes) for work in works)
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
@@ -378,7 +378,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Predicts a training step's times and memory for one activation strategy, to be planned.
+    """Predicts, for a memory plan, a step's times and memory with one activation strategy.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -421,7 +421,7 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Predicts the bytes of layer inputs and saved activations of one microbatch."""
+    """Predicts, for a memory plan, bytes of layer inputs and saved activations of a microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:

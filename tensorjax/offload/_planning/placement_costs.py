@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from tensorjax.offload._planning.machine_speed import Machine
-from tensorjax.offload._store.statistics import size
 from tensorjax.offload._training.passes.layers import Activations, Layer
 from tensorjax.offload._training.updates.host_optimizer import Into
 from tensorjax.offload._training.updates.parameter_groups import Group
@@ -14,7 +13,7 @@ from tensorjax.offload._training.updates.parameter_groups import Group
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times of the parts of a training step (compute, read, write, update), which bound its time.
+    """Times of the parts of a step (compute, read, write, update), costs of a placement.
 
     Attributes:
       compute: T_c, forward and backward pass of all layers.
@@ -41,7 +40,7 @@ class Times:
     layer: float
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless the times of a step's parts are finite and not negative."""
+        """Raises ValueError unless the times that a placement costs are finite and not negative."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
@@ -49,7 +48,7 @@ class Times:
 
     @property
     def bound(self) -> float:
-        """Lower bound P* on the time of a training step with any exact schedule, in seconds.
+        """Lower bound P* on the seconds that a step with this placement costs, by exact schedules.
 
         P* = max(T_c + ℓ₀, max(T_r, T_w, T_o) + f + b), in the symbols of the attributes.
 
@@ -69,13 +68,13 @@ class Times:
 
     @property
     def after_backward(self) -> float:
-        """Seconds of a step whose updates follow the backward pass: T_c + max(T_r, T_w, T_o)."""
+        """Seconds that a placement costs if updates follow backward: T_c + max(T_r, T_w, T_o)."""
         return self.compute + max(self.read, self.write, self.update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Training step whose parameters are to be split between RAM and disk: layers, times, memory.
+    """Training step whose groups are to be placed in RAM or on disk: layers, times, memory.
 
     Attributes:
       activations: how they are treated.
@@ -96,12 +95,12 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Returns the gradient bytes of all groups that are split between RAM and disk."""
+        """Returns the gradient bytes of all groups that are to be placed in RAM or on disk."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
 def step_times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Predicts a training step's times for parameters in RAM or on disk, and of forward reads."""
+    """Predicts the times that a placement in RAM or on disk costs, and those of forward reads."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(stored_bytes, disk))
@@ -128,7 +127,7 @@ def step_times(work: Work, weights: int, memory: set[str], spilled: int) -> tupl
 
 
 def predicted_seconds(work: Work, times: Times, once: float, later: float) -> float:
-    """Predicts a training step's seconds if some optimiser updates wait for the next forward pass.
+    """Predicts a placement's cost in seconds if some updates wait for the next forward pass.
 
     Args:
       once: seconds of reads for the forward pass.
@@ -145,12 +144,12 @@ def predicted_seconds(work: Work, times: Times, once: float, later: float) -> fl
 
 
 def stored_bytes(group: Group) -> int:
-    """Returns the bytes that a parameter group takes in RAM or on disk: all its stored arrays."""
+    """Returns the bytes that placing a parameter group costs in RAM or on disk: all its arrays."""
     return sum(packing.nbytes for packing in group.packings)
 
 
 def gradient_bytes(work: Work) -> int:
-    """Computes the host bytes of a step's gradients that are in transfer or partly summed.
+    """Computes what a placement costs in host bytes of gradients in transfer or partly summed.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -163,19 +162,19 @@ def gradient_bytes(work: Work) -> int:
 
 
 def update_bytes(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Computes the most host bytes that one optimiser update takes, if some groups are on disk."""
+    """Computes the most host bytes that one update costs in a placement with groups on disk."""
     return max(
         g.taken("place" if name in memory else update_memory(g)) for name, g in groups.items()
     )
 
 
 def update_memory(group: Group) -> Into:
-    """Returns the memory that updates of a parameter group on disk overwrite: spare or gradient."""
+    """Returns the memory that updates of a group placed on disk overwrite: spare or gradient."""
     return "spare" if group.lent else "gradient"
 
 
 def unbounded_bytes(work: Work) -> int:
-    """Computes the host bytes that gradients and optimiser updates may take without a limit."""
+    """Computes the host bytes that gradients and updates cost in a placement without a limit."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -185,18 +184,13 @@ def unbounded_bytes(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Returns the parameter groups that several layers use, which a memory plan counts once."""
+    """Returns the parameter groups that several layers use, whose costs are counted once."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
 
-def shortage(nbytes: int, where: str, given: int) -> str:
-    """Formats for an error how many bytes a memory plan needs, of which memory, and the limit."""
-    return f"needs {nbytes} bytes of the {where} ({size(nbytes)}), got {given}"
-
-
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Computes the bytes of a model's largest layer from the sizes of its parameter groups."""
+    """Computes what the largest layer costs in bytes, from the sizes of the groups placed."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

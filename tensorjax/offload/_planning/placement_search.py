@@ -9,13 +9,13 @@ from tensorjax.offload._planning.placement_costs import (
     gradient_bytes,
     largest,
     predicted_seconds,
-    shortage,
     step_times,
     stored_bytes,
     unbounded_bytes,
     update_bytes,
     update_memory,
 )
+from tensorjax.offload._store.statistics import size
 from tensorjax.offload._training.options import Overflow
 from tensorjax.offload._training.passes.layers import Activations
 
@@ -26,7 +26,7 @@ _STORING = 0.1  # of a step: how much better storing all gradients has to look, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Split of parameter groups between RAM and disk, with predicted step time and memory.
+    """Result of the placement search: groups in RAM or on disk, predicted step time and memory.
 
     Attributes:
       activations: of `Engine`.
@@ -69,7 +69,7 @@ class Choice:
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """Searches for the parameter groups to keep in RAM, others on disk, for the fastest step.
+    """Searches for the placement of groups, in RAM or on disk, that gives the fastest step.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -81,9 +81,9 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
     fixed = work.on_host + gradient_bytes(work)
     short = []
     if weights < min(needed, total):
-        short.append(shortage(work.on_device + min(needed, total), "device", device_bytes))
+        short.append(_shortage(work.on_device + min(needed, total), "device", device_bytes))
     if host_bytes < (least := fixed + update_bytes(groups, ())):
-        short.append(shortage(least, "host", host_bytes))
+        short.append(_shortage(least, "host", host_bytes))
     refusal = " and ".join(short)
     room = max(0, host_bytes - fixed)
     found = (
@@ -93,7 +93,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Yields candidate lists of parameter groups to keep in host memory, others on disk.
+    """Yields candidate placements for the search: parameter groups to keep in host memory.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a
@@ -131,14 +131,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Returns the parameter groups for RAM: all but ``away`` evenly spaced ones, left on disk."""
+    """Returns a placement to be tried: in RAM all but ``away`` evenly spaced groups."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Builds a `Choice`: predicted step time and memory with given parameter groups in RAM."""
+    """Builds a `Choice` of the placement search: step time and memory with given groups in RAM."""
     groups, every = work.groups, work.gradients()
     held = sum(stored_bytes(groups[name]) for name in memory)
     host, left = work.on_host + gradient_bytes(work) + held, room - held
@@ -171,3 +171,8 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
         host_bytes=host,
         refusal=refusal,
     )
+
+
+def _shortage(nbytes: int, where: str, given: int) -> str:
+    """Formats for an error how many bytes the search needs, of which memory, and the limit."""
+    return f"needs {nbytes} bytes of the {where} ({size(nbytes)}), got {given}"

@@ -36,7 +36,7 @@ class Reader:
         self._layouts = layouts
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        """Starts reading the newest state of tensors; returns a future of their leases.
+        """Starts, by the store's reader, reading tensors' newest state; returns a future of leases.
 
         It waits for nothing but `Queue.lock`.
 
@@ -68,7 +68,7 @@ class Reader:
         return countdown.future
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Loads disk blocks shared by small tensors into memory, before one of them is rewritten.
+        """Loads, by the reader, blocks that small tensors share, before one of them is rewritten.
 
         Packed extents whose bytes are in memory already are left out. Checksums are not verified.
 
@@ -112,7 +112,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Splits tensors asked of a store into those to read from disk and those already in memory.
+        """Splits tensors asked of a store's reader into those to read and those in memory already.
 
         Also returns the slots to read. The queue's lock is held.
         """
@@ -150,7 +150,7 @@ class Reader:
         found: Sequence[Run],
         deadline: float,
     ) -> Countdown:
-        """Fills a batch with the requests that read runs of extents; returns their joint future."""
+        """Fills a batch with the reader's requests for runs of extents; returns a joint future."""
         pending = _Pending(self.queue, batch, asked, aside, found)
 
         def resolve(request: Request) -> None:
@@ -168,7 +168,7 @@ class Reader:
 
 @dataclass(eq=False)
 class _Pending:
-    """Read of a store's tensors in progress: verifies what arrives, and makes leases at the end.
+    """Read in progress by the store's reader: verifies what arrives, and makes leases at the end.
 
     Attributes:
         aside: Tensors in memory already, with their contents.
@@ -184,7 +184,7 @@ class _Pending:
     kept: set[Tensor] = field(default_factory=set)
 
     def check(self, op: Op) -> None:
-        """Verifies the checksums of the tensors in one transfer from disk."""
+        """Verifies the checksums of the tensors that the reader got in one transfer from disk."""
         assert op.memory is not None
         for piece in op.pieces:
             content, of = self.asked[piece.begin]
@@ -201,7 +201,7 @@ class _Pending:
                 _verify(tensor, content, block[tensor.part], tensor.number)
 
     def leases(self) -> Leases:
-        """Makes the leases of all tensors, once every transfer from disk has ended."""
+        """Makes the leases that a store's reader returns, once every transfer has ended."""
         leases = {}
         for tensor, content in self.aside:
             if content.memory is not None:
@@ -227,7 +227,7 @@ class _Pending:
                 yield place.name, Lease(place, array, buffer, self.queue)
 
     def drop(self) -> None:
-        """Frees the staging memory of a read that failed."""
+        """Frees the staging memory of a read that failed in the store's reader."""
         for buffer in self.batch.buffers:
             for name in [*buffer.held]:
                 self.queue.release(buffer, name)
@@ -241,7 +241,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the request that reads adjacent tensors from disk into staging memory."""
+    """Creates the reader's request for adjacent tensors, from disk into staging memory."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -265,7 +265,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases the leases of a tensor store's read whose caller was interrupted."""
+    """Releases the leases of a read by the store's reader whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 

@@ -6,7 +6,7 @@ BUCKETS = 32  # powers of two of a microsecond: the last one begins at 18 minute
 
 
 def size(nbytes: float) -> str:
-    """Formats a number of bytes as text, in the largest of B, KiB, MiB, GiB, TiB that fits.
+    """Formats bytes as text, for a store's statistics: in the largest fitting unit, B to TiB.
 
     >>> size(0), size(1000), size(3 << 19), size(23.2 * 2**30)
     ('0 B', '1000 B', '1.5 MiB', '23.2 GiB')
@@ -20,7 +20,7 @@ def size(nbytes: float) -> str:
 
 
 def time(seconds: float) -> str:
-    """Formats a number of seconds as text, in µs, ms or s.
+    """Formats seconds as text, for a store's statistics: in µs, ms or s.
 
     >>> time(0), time(64e-6), time(0.01234), time(13.8), time(4000)
     ('0 s', '64 µs', '12.3 ms', '13.8 s', '4000 s')
@@ -31,7 +31,7 @@ def time(seconds: float) -> str:
 
 
 def bucket(seconds: float) -> int:
-    """Returns the histogram bucket of a latency: the power of two of microseconds above it."""
+    """Returns the bucket of a latency in a store's statistics: the power of two of µs above it."""
     return min(BUCKETS - 1, int(seconds * 1e6).bit_length())
 
 
@@ -66,7 +66,7 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Returns a quantile of the transfers' latency in seconds, to a factor of two.
+        """Returns a quantile of the latency in the statistics, in seconds, to a factor of two.
 
         Args:
             q: Fraction of the transfers, in [0, 1]; 0.5 gives the median.
@@ -168,14 +168,14 @@ class Statistics:
 
 
 class Counter:
-    """Running counts of a tensor store's transfers in one direction; the caller holds the lock."""
+    """Running counts for the statistics of one direction of transfers; the caller has the lock."""
 
     def __init__(self) -> None:
         self.bytes = self.transfers = self.tensors = self.failures = 0
         self.latency, self.waiting = [0] * BUCKETS, [0] * BUCKETS
 
     def add(self, nbytes: int, latency: float, waiting: float, *, failed: bool) -> None:
-        """Counts one transfer of a tensor store: its bytes, latency, time in the queue, failure."""
+        """Counts a transfer in a store's statistics: bytes, latency, time in the queue, failure."""
         self.transfers += 1
         self.failures += failed
         self.bytes += 0 if failed else nbytes
@@ -183,6 +183,6 @@ class Counter:
         self.waiting[bucket(waiting)] += 1
 
     def frozen(self) -> Traffic:
-        """Returns the counts of a tensor store's transfers so far as an immutable `Traffic`."""
+        """Returns the statistics so far of one direction of transfers, an immutable `Traffic`."""
         counts = {**vars(self), "latency": tuple(self.latency), "waiting": tuple(self.waiting)}
         return Traffic(**counts)

@@ -12,7 +12,8 @@ from typing import Any
 from tensorjax._typing import ArrayLike
 from tensorjax.offload._errors import CapacityError, Notices, StoreError, listed
 from tensorjax.offload._processes import numbered
-from tensorjax.offload._store import store_base
+from tensorjax.offload._store import arguments_and_contents as _arguments
+from tensorjax.offload._store.arguments_and_contents import StoreContents
 from tensorjax.offload._store.backends import Backend, choose
 from tensorjax.offload._store.disk import checksums as _checksums
 from tensorjax.offload._store.disk import extents, index_commits
@@ -21,7 +22,6 @@ from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics
-from tensorjax.offload._store.store_base import StoreContents
 from tensorjax.offload._store.tensor_states import entries, failures, opened
 from tensorjax.offload._store.transfers.requests import item_of
 from tensorjax.offload._store.transport import Transport
@@ -97,12 +97,12 @@ class TensorStore(StoreContents):
         options: Mapping[str, Any] | None = None,
     ):
         _checksums.require()
-        capacity = store_base.amount("capacity", capacity, 1)
-        options = store_base.options(options)
-        self._staging = store_base.amount("staging", staging, 8 * extents.ALIGN)
-        block = store_base.block(block)
+        capacity = _arguments.amount("capacity", capacity, 1)
+        options = _arguments.options(options)
+        self._staging = _arguments.amount("staging", staging, 8 * extents.ALIGN)
+        block = _arguments.block(block)
         self._say = Notices()
-        self._paths = _folder.Paths(store_base.folder(path), numbered(process))
+        self._paths = _folder.Paths(_arguments.folder(path), numbered(process))
         self._backend = choose(backend, self._paths.folder, self._say, options)
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
@@ -151,7 +151,7 @@ class TensorStore(StoreContents):
     # Reservations.
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
-        """Reserves disk space for tensors in a store, two slots for each.
+        """Reserves disk space for tensors in a `TensorStore`, two slots for each.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
@@ -165,7 +165,7 @@ class TensorStore(StoreContents):
             CapacityError: if the capacity, the disk or the staging memory is too small; with sizes.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
-        tensors = store_base.named("tensors", tensors)
+        tensors = _arguments.named("tensors", tensors)
         specs = {name: extents.checked(name, like) for name, like in tensors.items()}
         with self._mutex:
             self._check_open()
@@ -180,7 +180,7 @@ class TensorStore(StoreContents):
                 self._reserve(extents.place(specs, self._index.end))
 
     def forget(self) -> None:
-        """Cancels all reservations of a store in which no tensor has been written.
+        """Cancels all reservations of a `TensorStore` in which no tensor has been written.
 
         Raises:
             StoreError: if one has.
@@ -262,11 +262,11 @@ class TensorStore(StoreContents):
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
-                for name, array in store_base.named("arrays", arrays).items()]  # fmt: skip
-        return self._transport.writer.write(todo, store_base.deadline(deadline))
+                for name, array in _arguments.named("arrays", arrays).items()]  # fmt: skip
+        return self._transport.writer.write(todo, _arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
-        """Starts reading a tensor from a store, as it was written last, committed or not.
+        """Starts reading a tensor from a `TensorStore`, as written last, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
         take may be held. Leases that are not released keep later reads waiting. A tensor that
@@ -298,17 +298,17 @@ class TensorStore(StoreContents):
         """
         self._check_open()
         tensors = [self._tensor(name) for name in dict.fromkeys(names)]
-        return self._transport.reader.read(tensors, store_base.deadline(deadline))
+        return self._transport.reader.read(tensors, _arguments.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
-        """Moves a store's pending reads of some tensors to an earlier deadline.
+        """Moves pending reads of some tensors of a `TensorStore` to an earlier deadline.
 
         Args:
             names: Of reserved tensors.
             deadline: The new one, in the unit of the reads; a later one changes nothing.
         """
         self._check_open()
-        tensors, due = [self._tensor(name) for name in names], store_base.deadline(deadline)
+        tensors, due = [self._tensor(name) for name in names], _arguments.deadline(deadline)
         queue = self._transport.queue
         with queue.lock:
             for tensor in tensors:
@@ -316,20 +316,20 @@ class TensorStore(StoreContents):
                     queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Moves all pending writes of a tensor store to an earlier deadline.
+        """Moves all pending writes of a `TensorStore` to an earlier deadline.
 
         Args:
             deadline: The new one, in the unit of the writes; a later one changes nothing.
         """
         self._check_open()
-        self._transport.queue.hasten_writes(store_base.deadline(deadline))
+        self._transport.queue.hasten_writes(_arguments.deadline(deadline))
 
     def starved(self) -> bool:
-        """Whether a store's reads wait for memory held by leases, with no transfer under way."""
+        """Whether a `TensorStore`'s reads wait for memory held by leases, no transfer under way."""
         return self._transport.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
-        """Commits everything written to a tensor store so far, atomically and durably.
+        """Commits everything written to a `TensorStore` so far, atomically and durably.
 
         Waits for the writes, syncs the data, and replaces the index. Writes that other threads
         begin meanwhile wait.
@@ -347,7 +347,7 @@ class TensorStore(StoreContents):
                 old state or the new one.
         """
         meta, began = _index.plain("meta", meta), time.perf_counter()
-        barrier = store_base.barrier(barrier)
+        barrier = _arguments.barrier(barrier)
         with self._mutex, self._transport.writer.paused():
             self._check_open()
             index = self._index.after(entries(self._tensors), meta, joint=barrier is not None)
@@ -392,7 +392,7 @@ class TensorStore(StoreContents):
     # Statistics and closing.
 
     def statistics(self) -> Statistics:
-        """Returns the transfer statistics of a tensor store since it was opened."""
+        """Returns the transfer statistics of a `TensorStore` since it was opened."""
         return Statistics(
             backend=self._backend.name,
             direct=self._backend.direct,

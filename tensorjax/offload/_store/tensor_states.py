@@ -29,7 +29,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether writing this copy of a tensor to disk failed."""
+        """Whether, by the state of a tensor's copy, writing it to disk failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
@@ -58,16 +58,16 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number (0 or 1) of the tensor's copy on disk that is not committed."""
+        """Number (0 or 1) of the copy on disk that is not committed, by a tensor's state."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
     def readers(self) -> list[Request]:
-        """Returns pending reads of a tensor's newest copy on disk; the queue's lock is held."""
+        """Returns pending reads in the state of a tensor's newest copy; the queue's lock held."""
         return [] if self.newest is None else self.users[self.newest.slot].readers
 
 
 class Tensor:
-    """Tensor of an open store: its position in the data file, and its two copies on disk.
+    """State of a tensor of an open store: its position in the data file, its two copies on disk.
 
     Attributes:
         number: Among the tensors of its extent.
@@ -85,7 +85,7 @@ class Tensor:
 
     @property
     def written(self) -> bool:
-        """Whether a tensor of a store has been written, so that it can be read."""
+        """Whether, by its state, a tensor of a store has been written, so that it can be read."""
         content = self.slots.newest
         if content is None:
             return False
@@ -124,7 +124,7 @@ def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Raises StoreError if a tensor was removed by `forget` while a call waited for it."""
+    """Raises StoreError if a tensor's state says that `forget` removed it while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")

@@ -48,7 +48,7 @@ class Transport:
         self.writer = Writer(block, self.layouts, self.reader)
 
     def pools(self, tensors: Mapping[str, Tensor]) -> Pools:
-        """Allocates staging pools for disk reads and writes of given tensors.
+        """Allocates the transport's staging pools for reads and writes of given tensors.
 
         Raises:
             CapacityError: if it is too little, or not to be had.
@@ -57,7 +57,7 @@ class Transport:
         return reading, writing
 
     def larger(self, tensors: Mapping[str, Tensor]) -> Pool | None:
-        """Allocates a larger staging pool if given tensors need one; returns None if not.
+        """Allocates a larger staging pool of the transport if given tensors need one, or None.
 
         What writes take is a block at a time, whatever the tensors are.
 
@@ -72,7 +72,7 @@ class Transport:
         return sizes(self._staging, self._block, largest)
 
     def start(self, pools: Pools) -> None:
-        """Starts a tensor store's transfers: creates the queue, starts the backend's threads."""
+        """Starts a store's transport: creates the queue, starts the backend's threads."""
         self.queue = Queue(*pools)
         self._backend.start(self.queue)
         self.writer.queue = self.reader.queue = self.queue
@@ -81,7 +81,7 @@ class Transport:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the fields of a tensor store's `Statistics` on transfers and staging memory."""
+        """Returns the transport's part of `Statistics`: transfers and staging memory."""
         queue = self.queue
         counted = ("depth", "deepest", "queued", "blocked", "overflow")
         with queue.lock:
@@ -95,7 +95,7 @@ class Transport:
             }
 
     def close(self) -> None:
-        """Closes a tensor store's transfers: finishes them, and fails reads without memory."""
+        """Closes a store's transport: finishes transfers, and fails reads without memory."""
         with self.writer.paused():
             self.queue.drain()
             left = self.queue.close()
@@ -106,7 +106,7 @@ class Transport:
         self._unlock()
 
     def leave(self) -> None:
-        """Abandons a tensor store in a forked process: releases the file lock, takes no other."""
+        """Abandons a store's transport in a forked process: releases the lock, takes no other."""
         self._finalizer.detach()
         self._unlock()
 
@@ -127,7 +127,7 @@ def _pools(*wanted: int) -> list[Pool]:
 
 
 def _refuse(requests: Iterable[Request]) -> None:
-    """Fails disk reads that wait for staging memory when a tensor store closes."""
+    """Fails reads that wait for staging memory when a store's transport closes."""
     for request in requests:
         request.error = StoreError("the store was closed")
         request.resolve(request)

@@ -55,7 +55,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context manager that blocks new writes to a store and waits for those being copied."""
+        """Context manager that blocks a store's writer and waits for what it is copying."""
         me = object()
         try:
             with self._lock:
@@ -68,7 +68,7 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Starts writing tensors to uncommitted slots, through staging memory; returns a future."""
+        """Starts, by the store's writer, writing tensors to uncommitted slots; returns a future."""
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -89,7 +89,7 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Registers a write; returns False if paused or its blocks are in use; the lock is held."""
+        """Registers a write of the writer; False if paused or blocks in use; the lock is held."""
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)
@@ -141,7 +141,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write for every extent, and the state of its copy on disk then."""
+        """Returns the bytes that the writer copies to every extent, and its copy's state then."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -174,13 +174,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether a write must also copy other tensors that share the disk blocks of an extent."""
+    """Whether the writer must also copy other tensors that share the disk blocks of an extent."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Builds the bytes of disk blocks that small tensors share: new ones beside unchanged ones."""
+    """Builds, for the writer, disk blocks that small tensors share: new ones beside old ones."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -195,7 +195,7 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies whole tensors, unpadded, to the staging memory of one write; notes checksums."""
+    """Copies, for the writer, whole tensors, unpadded, to staging memory; notes checksums."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -203,7 +203,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies tensors, padded to blocks, to the staging memory of one write; notes checksums."""
+    """Copies, for the writer, tensors padded to blocks to staging memory; notes checksums."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._errors import CapacityError, MismatchError, StoreError
+from tensorjax.offload._errors import CapacityError, MismatchError, StoreError, listed
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._threads import Settings
@@ -59,7 +59,7 @@ def in_use(store: TensorStore) -> Any:
 
 
 def wait_for_ending(store: TensorStore) -> None:
-    """Waits until the trainer that was dropped last, of those on a store, has ended."""
+    """Waits until the trainer dropped last, of those with commits to a store, has ended."""
     if (ending := _ENDING.get(store)) is not None:
         ending.join()
         if _ENDING.get(store) is ending:
@@ -177,7 +177,7 @@ class Commits:
             self.steps = steps
 
     def ends_in(self, thread: threading.Thread) -> None:
-        """Makes the next trainer that opens the store wait for a thread that closes this one."""
+        """Makes commits by the store's next trainer wait for a thread that closes this one."""
         _ENDING[self._store] = thread
 
     def warn(self, steps: int, ended: str = "closed") -> None:
@@ -231,7 +231,7 @@ def resume_or_reserve(
     if "trainer" in (store.meta or {}):
         found = resume(store, storage, layers, groups, key=key, stale=stale, gradients=gradients)
     else:
-        fingerprint.check_new(store)
+        _check_new(store)
         try:
             store.reserve(parameter_groups.specs(groups.values(), gradients=gradients))
         except CapacityError as error:
@@ -242,6 +242,19 @@ def resume_or_reserve(
             raise
     same_step(processes, None if found is None else found.steps)
     return found
+
+
+def _check_new(store: Any) -> None:
+    """Raises MismatchError unless a store is empty, so that a new training can commit to it.
+
+    What was reserved by attempts that ended before their first commit is given up.
+    """
+    if store.meta is not None or store.written:
+        raise MismatchError(
+            f"store: expected an empty one, or one of a trainer, got meta {store.meta!r} and the "
+            f"tensors {listed(store.written)}; give the training a folder of its own"
+        )
+    store.forget()
 
 
 def resume(
@@ -294,7 +307,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError if a store to resume a training from is another process's."""
+    """Raises ValueError if the store whose commits to resume from is another process's."""
     if store.process != (processes.number, processes.count):
         number, count = store.process
         raise ValueError(

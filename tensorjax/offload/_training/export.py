@@ -275,7 +275,7 @@ def _held(store: TensorStore) -> dict[str, Any]:
 
 
 def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
-    """Reads the arrays of one exported pytree from a store, as copies by their paths."""
+    """Reads the arrays of one pytree to be exported from a store, as copies by their paths."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
     seen: dict[str, Leaf] = {}

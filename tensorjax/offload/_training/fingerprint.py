@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.offload._errors import MismatchError, listed
+from tensorjax.offload._errors import MismatchError
 from tensorjax.offload._training.passes.layers import Layer
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.updates import parameter_groups
@@ -14,7 +14,7 @@ from tensorjax.offload._training.updates.parameter_groups import Group
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
-    """Describes a training as JSON, by which a store recognises its model and optimiser.
+    """Returns a training's fingerprint, JSON by which a store knows its model and optimiser.
 
     Returns:
       "layers": groups that each layer uses, in their order.
@@ -33,19 +33,6 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
     }
 
 
-def check_new(store: Any) -> None:
-    """Raises MismatchError unless a store for a new training is empty; cancels its reservations.
-
-    What was reserved by attempts that ended before their first commit is given up.
-    """
-    if store.meta is not None or store.written:
-        raise MismatchError(
-            f"store: expected an empty one, or one of a trainer, got meta {store.meta!r} and the "
-            f"tensors {listed(store.written)}; give the training a folder of its own"
-        )
-    store.forget()
-
-
 def check(
     store: Any,
     held: Mapping[str, Any],
@@ -54,7 +41,7 @@ def check(
     *,
     gradients: bool,
 ) -> None:
-    """Raises MismatchError unless a store's training has this model and optimiser.
+    """Raises MismatchError unless the fingerprint in a store is of this model and optimiser.
 
     Also reserves space for gradients, if they may wait in the store.
 
@@ -99,7 +86,7 @@ def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 
 def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yields, as text, how the arrays in a store differ from those of a model and optimiser."""
+    """Yields, as text, how a fingerprint's arrays differ from those of a model and optimiser."""
     for name in sorted({*held, *wanted}):
         if name not in held:
             yield f"{name} is missing"

@@ -34,17 +34,17 @@ class Options:
 
     @property
     def spills(self) -> bool:
-        """Whether a trainer may write gradients to the store until their optimiser update."""
+        """Whether the options let a trainer write gradients to the store until their update."""
         return self.gradient_bytes is not None and self.gradient_overflow == "store"
 
     @property
     def waits(self) -> bool:
-        """Whether a trainer's step waits for its own optimiser updates before it returns."""
+        """Whether a trainer's options make a step wait for its own updates before it returns."""
         return self.schedule in ("after_backward", "pipelined", "sequential")
 
     @property
     def early(self) -> bool:
-        """Whether a trainer may read optimiser states before their gradients have arrived."""
+        """Whether a trainer's options allow reads of states before their gradients arrive."""
         return self.schedule not in ("pipelined", "sequential")
 
 
@@ -118,7 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks a trainer's largest gradient norm ``clip``: positive, or None for no clipping."""
+    """Checks a trainer's option ``clip``, the largest gradient norm: positive, or None."""
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

@@ -1,4 +1,4 @@
-"""Pipeline of a training step: order of layers, parameters, passes, gradients, updates, threads."""
+"""Pipeline of a training step: order of layers, weights, passes, gradients, updates, threads."""
 
 import atexit
 import contextlib
@@ -32,7 +32,7 @@ from tensorjax.offload._training.updates.updater import Updater
 
 
 class Order:
-    """Order of layer passes over all training steps, with deadlines of parameter updates.
+    """Order of the pipeline's layer passes over all steps, with deadlines of updates.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates
@@ -58,30 +58,30 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """Returns the number of a step's first layer pass, counted over all training steps."""
+        """Returns the number of a step's first layer pass in the pipeline's order of all steps."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Returns how many optimiser updates the parameters of a training step have had."""
+        """Returns how many updates a step's parameters have had, by the pipeline's order."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:
-        """Returns which layer pass is the first to need a group's parameters after an update."""
+        """Returns which of the pipeline's layer passes first needs a group's parameters updated."""
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Returns which layer pass is the last to use a group's parameters after an update.
+        """Returns which layer pass in the pipeline's order last uses parameters after an update.
 
         A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
-        """Returns the deadline of each group's next optimiser update, in order of gradients."""
+        """Returns the pipeline's deadline of each group's next update, in order of gradients."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
 
     def _step(self, version: int) -> int:
-        """Returns the training step that computes with parameters of a given number of updates."""
+        """Returns the step in the pipeline's order that has parameters of a number of updates."""
         return version + 1 if self.stale else version
 
 
@@ -139,7 +139,7 @@ class Pipeline:
         )
 
     def _make_stream(self, device_bytes: int, shares: Shares | None) -> WeightStream:
-        """Creates the pipeline's stream of parameters to the device, and starts its threads."""
+        """Creates the pipeline's weight stream to the device, and starts its threads."""
         groups, order = self._groups, self._order
         sizes = {name: group.device.nbytes for name, group in groups.items()}
         stored = {name: sizes[name] for name, group in groups.items() if not group.storage.in_place}
@@ -189,7 +189,7 @@ class Pipeline:
     def step(
         self, batches: Sequence[Any], *, checked: Callable[[], None]
     ) -> tuple[float, float | None]:
-        """Runs one training step; returns its loss and gradient norm while updates may go on.
+        """Runs one step in the pipeline; returns loss and gradient norm while updates may go on.
 
         Args:
           checked: called once the loss is known to be finite: from then on groups are updated.
@@ -207,7 +207,7 @@ class Pipeline:
         return loss, norm
 
     def evaluate(self, batches: Sequence[Any]) -> float:
-        """Computes the loss of a batch by a forward pass, without gradients and updates."""
+        """Computes, in the pipeline, the loss of a batch by a forward pass alone."""
         try:
             base = self._order.start(self._progress.steps)
             return self._passes.evaluate(self._progress.steps, base, batches)
@@ -222,7 +222,7 @@ class Pipeline:
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
-        """Makes all threads that wait for parameters of a training step raise ``error``."""
+        """Makes all threads of the pipeline that wait for parameters of a step raise ``error``."""
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
@@ -243,7 +243,7 @@ class Pipeline:
                 stack.callback(part.close)
 
     def _expect(self) -> None:
-        """Tells the optimiser updater in which order the gradients of a step will come."""
+        """Tells the pipeline's updater in which order the gradients of a step will come."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             if not self._progress.pending:
@@ -252,7 +252,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Computes the norm of all gradients of a step, over all processes."""
+        """Computes, for the pipeline, the norm of all gradients of a step, over all processes."""
         norm = self._processes.norm(self._gradients.norm)
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -263,7 +263,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Starts optimiser updates that waited for the gradient norm; waits for them if asked."""
+        """Starts the pipeline's updates that waited for the gradient norm; waits if asked."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float64(1.0 if norm <= clip else clip / norm)
@@ -277,7 +277,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Hands a gradient to the optimiser updater; if stale, that of the step before."""
+        """Hands the pipeline's gradient to the updater; if stale, that of the step before."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -307,7 +307,7 @@ class Pipeline:
         return placed if self._lent and group.storage.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Stops the optimiser updates after an error in the stream of parameters."""
+        """Stops the pipeline's optimiser updates after an error in the weight stream."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)
 
@@ -315,7 +315,7 @@ class Pipeline:
 def watch(
     trainer: Any, pipeline: Pipeline, commits: Commits | None, progress: Progress
 ) -> Callable[[], None]:
-    """Makes a trainer's threads end once it is garbage-collected or the interpreter exits.
+    """Makes a trainer's pipeline end once the trainer is collected or the interpreter exits.
 
     Args:
       trainer: of which nothing that threads refer to refers to it.
@@ -338,7 +338,7 @@ def watch(
 
 
 def _end_at_exit(held: "weakref.ref[Any]") -> None:
-    """Closes a trainer at the exit of the interpreter, without waiting for its updates."""
+    """Closes a trainer and its pipeline at the interpreter's exit, without waiting for updates."""
     if (trainer := held()) is not None:
         trainer.__exit__(SystemExit, SystemExit(), None)
 
@@ -346,7 +346,7 @@ def _end_at_exit(held: "weakref.ref[Any]") -> None:
 def _end(
     pipeline: Pipeline, commits: Commits | None, progress: Progress, at_exit: Any, pid: int
 ) -> None:
-    """Ends the threads of a trainer that was garbage-collected without being closed.
+    """Ends the pipeline of a trainer that was garbage-collected without being closed.
 
     In a thread of its own: the collector may have come from one of those that end.
     """

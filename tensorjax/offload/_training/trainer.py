@@ -193,7 +193,7 @@ class Trainer:
             self._commit_initial_state()
 
     def _make_groups(self, shapes: dict[str, Any], optimizer: Optimizer) -> None:
-        """Makes a trainer's parameter groups; refuses an optimiser that looks at several."""
+        """Makes the groups of a new `Trainer`; refuses an optimiser that looks at several."""
         self._shards = Shards(shapes, self._engine.shardings)
         self._groups = parameter_groups.make_groups(
             shapes,
@@ -210,7 +210,7 @@ class Trainer:
         check_separate(optimizer, shapes, kinds)
 
     def _commit_initial_state(self) -> None:
-        """Commits a new trainer's state before its first step; closes the trainer on an error."""
+        """Commits the state of a new `Trainer` before its first step; on an error closes it."""
         try:
             self.commit()
         except BaseException as error:
@@ -219,7 +219,7 @@ class Trainer:
             raise
 
     def _begin(self, params: parameter_groups.Params) -> bool:
-        """Resumes a trainer from its store (returns True), or writes its initial state (False)."""
+        """Resumes a `Trainer` from its store (returns True) or writes the initial state (False)."""
         found = None
         self._shares: read_budget.Shares | None = None
         if self._store is not None and self._storage is not None:
@@ -297,7 +297,7 @@ class Trainer:
             return self._one_step(batch, data)
 
     def evaluate(self, batch: PyTree) -> float:
-        """Computes the model's loss of a batch by a forward pass, without training.
+        """Computes a `Trainer`'s loss of a batch by a forward pass, without training.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
         read for the next step and has no room beside them is read again.
@@ -354,7 +354,7 @@ class Trainer:
             raise
 
     def _begin_updates(self) -> None:
-        """Starts a background commit if one is due, once a step's loss is known to be finite.
+        """Starts a `Trainer`'s commit if one is due, once a step's loss is known to be finite.
 
         What the step before has left, which gave that loss, is committed if that is due.
         """
@@ -365,7 +365,7 @@ class Trainer:
             self._commits.begin(self._meta(), self._progress.pending, version)
 
     def flush(self) -> None:
-        """Waits until all optimiser updates of a trainer have been computed and written.
+        """Waits until all optimiser updates of a `Trainer` have been computed and written.
 
         With "one_step_stale", those of the last step are not: the next step makes them.
         """
@@ -375,7 +375,7 @@ class Trainer:
         self._pipeline.updater.settle()
 
     def commit(self) -> None:
-        """Commits a trainer's state to its store, so that a restart resumes from it.
+        """Commits the state of a `Trainer` to its store, so that a restart resumes from it.
 
         What updates have made of the parameters is finite. Commits that ``commit_every`` makes wait
         for the next loss, so that it is finite too; this one does not look.

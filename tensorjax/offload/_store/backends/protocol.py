@@ -118,7 +118,7 @@ class Backend(Protocol):
 
 
 class FileBackend:
-    """Base class of I/O backends with one data file: size, allocation, sync, close.
+    """Base class for the I/O backend protocol on one data file: size, allocation, sync, close.
 
     Attributes:
         file: Of `tensorjax.offload._store.backends.files`, once it is open.
@@ -128,21 +128,21 @@ class FileBackend:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers of a file backend bypass the page cache."""
+        """Whether transfers of the data file bypass the page cache, for the backend protocol."""
         return bool(getattr(self.file, "direct", False))
 
     def size(self) -> int:
-        """Returns the size of a file backend's data file in bytes."""
+        """Returns the size of the data file in bytes, for the backend protocol."""
         return self.file.size()
 
     def allocate(self, size: int) -> None:
-        """Reserves disk space for the first ``size`` bytes of a file backend."""
+        """Reserves disk space for the first ``size`` bytes, for the backend protocol."""
         self.file.allocate(size)
 
     def sync(self) -> None:
-        """Waits until everything that a file backend has written is on the disk."""
+        """Waits until everything written is on the disk, for the backend protocol."""
         self.file.sync()
 
     def close(self) -> None:
-        """Closes the data file of a file backend."""
+        """Closes the data file, for the backend protocol."""
         self.file.close()

@@ -93,7 +93,7 @@ def memory(**options: Any) -> ThreadBackend:
 
 
 class KvikioFile(DiskFile):
-    """Data file read and written by NVIDIA's kvikio; untested, as it needs a GPU and driver."""
+    """Data file whose threads read and write by NVIDIA's kvikio; untested, as it needs a GPU."""
 
     def __init__(self, path: Path, *, say: Say):
         super().__init__(path, direct=False, say=say)
@@ -103,11 +103,11 @@ class KvikioFile(DiskFile):
         say("kvikio: this way was never tested by the authors of tensorjax")
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Reads bytes of the data file from ``offset`` on into all of ``memory``, by kvikio."""
+        """Reads data file bytes from ``offset`` on into ``memory`` by kvikio, in a pool thread."""
         self._all(self._cufile.pread, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` to the data file at ``offset``, by kvikio."""
+        """Writes all of ``memory`` to the data file at ``offset`` by kvikio, in a pool's thread."""
         self._all(self._cufile.pwrite, offset, memory)
 
     def _all(self, call: Callable[..., Any], offset: int, memory: memoryview) -> None:
@@ -119,7 +119,7 @@ class KvikioFile(DiskFile):
             done += moved
 
     def close(self) -> None:
-        """Closes kvikio's handle of the data file, and the file."""
+        """Closes kvikio's handle of a thread-pool backend's data file, and the file."""
         self._cufile.close()
         super().close()
 

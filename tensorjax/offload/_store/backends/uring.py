@@ -66,7 +66,7 @@ class UringBackend(FileBackend):
                 self._flags[flag] = False
 
     def start(self, queue: Queue) -> None:
-        """Creates a ring of io_uring, and starts the thread that serves transfers by it."""
+        """Starts the io_uring backend: creates its ring, and the thread that serves transfers."""
         ring = self._make()
         starts = _registered(ring, queue, self._say) if self._fixed else {}
         driver = _Driver(ring, queue, self.file, self._depth, starts, polls=self._flags["iopoll"],
@@ -83,7 +83,7 @@ class UringBackend(FileBackend):
 
 
 def _registered(ring: Any, queue: Queue, say: Say) -> dict[Pool, int]:
-    """Registers both staging pools with io_uring; returns the first buffer number of each pool."""
+    """Registers the io_uring backend's staging pools; returns each one's first buffer number."""
     parts, starts = [], {}
     for pool in (queue.reading, queue.writing):
         starts[pool] = len(parts)
@@ -215,7 +215,7 @@ class _Driver:
 
 
 def probe(folder: Path) -> dict[str, str]:
-    """Tests io_uring on a disk: plain, with SQPOLL and with IOPOLL; returns "" if it works.
+    """Tests the io_uring backend on a disk: plain, SQPOLL and IOPOLL; returns "" if it works.
 
     Args:
         folder: On the disk that is meant; a small file is written there and removed.

@@ -30,7 +30,7 @@ def padded(nbytes: int) -> int:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Position of a tensor in a store's data file, with its name, shape and dtype.
+    """Position of a tensor's extents in the data file, with the tensor's name, shape and dtype.
 
     Attributes:
         offsets: In the two slots of its extent: of its first byte in the file.
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """Offset in the data file behind the second of the two positions of a tensor."""
+        """Offset in the data file behind the second of a tensor's two extents."""
         return padded(self.offsets[1] + self.nbytes)
 
 
@@ -96,14 +96,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Checked shape and dtype of a tensor that is to get space in the data file."""
+    """Checked shape and dtype of a tensor that is to get extents in the data file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks a tensor that is to get space in the data file; returns its shape and dtype.
+    """Checks a tensor that is to get extents in the data file; returns its shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -132,7 +132,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy can restore a dtype from its name, as tensors on disk need."""
+    """Whether NumPy can restore a dtype from its name, as tensors in extents on disk need."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -140,7 +140,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Computes the disk space for given tensors in bytes, with two copies of each.
+    """Computes the disk space for the extents of given tensors in bytes, two copies of each.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -170,7 +170,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Assigns tensors two slots each in the data file from ``start`` on, first slots first.
+    """Assigns tensors two extents each in the data file from ``start`` on, first slots first.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """
@@ -212,7 +212,7 @@ class Piece(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Range of adjacent bytes in the data file that is read or written at once.
+    """Range of adjacent bytes of extents in the data file that is read or written at once.
 
     Attributes:
         position: Of the first byte in the run.
@@ -246,7 +246,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """Cache of the transfers into which reads or writes of adjacent tensors on disk are joined.
+    """Cache of layouts of neighbouring extents: the transfers into which they are joined.
 
     Args:
         block: Most bytes of one transfer.
@@ -273,7 +273,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Clears the cache of joined transfers, after disk space of tensors has been released."""
+        """Clears the cache of joined extents, after disk space of tensors has been released."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -306,7 +306,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size."""
+    """Joins extents that are adjacent on disk to one run, cut into transfers of block size."""
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)

@@ -42,7 +42,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Converts metadata to plain JSON values; raises TypeError if JSON cannot represent them."""
+    """Converts metadata for the index to plain JSON values; TypeError if JSON cannot hold them."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ class Index:
 
     @property
     def end(self) -> int:
-        """Number of bytes of the data file that are reserved for tensors."""
+        """Number of bytes of the data file that a store's index reserves for tensors."""
         return max((place.stop for place in self.places.values()), default=0)
 
     def including(self, places: Iterable[Place]) -> "Index":

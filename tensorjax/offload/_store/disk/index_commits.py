@@ -12,14 +12,14 @@ from tensorjax.offload._store.disk.folder import Paths
 
 
 def keep_names(paths: Paths, index: _index.Index) -> None:
-    """Rewrites a store folder's file of tensor names if it differs from the committed index."""
+    """Rewrites a store's file of tensor names if it differs from the last commit of the index."""
     wanted = _index.names_of(index.places.values())
     if not paths.names.exists() or paths.names.read_bytes() != wanted:
         _index.replace(paths.names, wanted)
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes a tensor store's next index to temporary files, for `adopt` to rename.
+    """Prepares a commit: writes a store's next index to temporary files, for `adopt` to rename.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -34,7 +34,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Replaces the index of a tensor store's folder by a prepared one; keeps the previous index.
+    """Completes a prepared commit: replaces a store's index, and keeps the previous one.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -78,7 +78,7 @@ def commit(
 
 
 def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
-    """Returns a tensor store's capacity in bytes; raises CapacityError if its index needs more.
+    """Returns a store's capacity in bytes; CapacityError if its committed index needs more.
 
     Raises:
         ValueError: if none is given for a new store.
@@ -153,7 +153,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores a tensor store's lost or damaged index file from its copy or predecessor."""
+    """Restores the last commit of a lost or damaged index from its copy or predecessor."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -229,7 +229,7 @@ def _lost(paths: Paths) -> str:
 
 
 def _names(paths: Paths) -> list[str]:
-    """Reads the names of tensors kept in a store's folder, for errors about a lost index."""
+    """Reads the tensor names that commits keep beside the index, for errors about a lost one."""
     try:
         found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ class Slot:
 
 
 class Op:
-    """Transfer of adjacent bytes between the data file and memory, part of a `Request`.
+    """Transfer of adjacent bytes between the data file and memory, part of a disk `Request`.
 
     Attributes:
         write: Whether to the file.
@@ -50,7 +50,7 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing: the default callback of a disk read or write."""
+    """Does nothing: the default callback of a disk request."""
 
 
 class Request:
@@ -226,7 +226,7 @@ class Countdown:
 
 
 def item_of(several: Future[Any], name: str) -> Future[Any]:
-    """Returns the future of one tensor from a future of several tensors by name."""
+    """Returns the future of one tensor from a future of requests for several, by name."""
     single: Future[Any] = Future()
     single.set_running_or_notify_cancel()
 
@@ -242,7 +242,7 @@ def item_of(several: Future[Any], name: str) -> Future[Any]:
 
 
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
-    """Converts a failed disk transfer's error to a StoreError that names the tensors."""
+    """Converts the error of a failed disk request to a StoreError that names its tensors."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"

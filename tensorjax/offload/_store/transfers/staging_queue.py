@@ -24,7 +24,7 @@ _PATIENCE, _TICK = 60.0, 0.5
 
 
 class StagingQueue:
-    """Base class of the queue of disk transfers, which hands staging memory to requests.
+    """Queue for staging memory: hands it to disk requests; base class of the transfer queue.
 
     The lock is held in all methods but the thread's.
 
@@ -50,19 +50,19 @@ class StagingQueue:
         self._closed = self._torn = False
 
     def _is_moving(self) -> bool:
-        """Whether transfers of the disk queue are under way, or ready to be."""
+        """Whether the staging queue has transfers under way, or ready to be."""
         raise TypeError("an abstract queue has no transfers")
 
     def _offer(self, op: Op) -> None:
-        """Queues a disk transfer whose staging memory has been allocated."""
+        """Queues a disk transfer for which the staging queue has allocated memory."""
         raise TypeError("an abstract queue has no transfers")
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends a queued disk request's wait for an earlier request or for staging memory."""
+        """Ends a request's wait in the staging queue; `Queue` defines it."""
         raise TypeError("an abstract queue has no transfers")
 
     def _serve(self) -> None:
-        """Hands out staging memory to writes in the disk queue, the earliest deadline first."""
+        """Hands out staging memory to writes in the staging queue, the earliest deadline first."""
         served = False
         while self._wanting:
             op = min(self._wanting, key=lambda op: op.request.deadline)
@@ -83,14 +83,14 @@ class StagingQueue:
         self.staged = max(self.staged, self.reading.used + self.writing.used)
 
     def _count_again(self) -> None:
-        """Rebuilds the free ranges of the disk queue's staging pools after an interruption."""
+        """Rebuilds the free ranges of the staging queue's pools after an interruption."""
         writes = (op for request in self._pending for op in request.ops)
         self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
         here = [buffer for buffer in self._buffers if buffer.pool is self.reading]
         self.reading.reset([(buffer.start, buffer.size) for buffer in here])
 
     def _admit(self) -> None:
-        """Hands out staging memory to reads in the disk queue, the earliest deadline first.
+        """Hands out staging memory to reads in the staging queue, the earliest deadline first.
 
         Where a call before was cut off, it goes on.
         """
@@ -122,7 +122,7 @@ class StagingQueue:
         return buffer is not None and (buffer.pool is None or buffer in self._buffers)
 
     def _take_back(self) -> None:
-        """Frees the staging memory of leases that were garbage-collected instead of released."""
+        """Returns to the staging queue the memory of leases that were dropped, not released."""
         if not self.orphans.empty():
             with contextlib.suppress(Empty):  # in one call of C: none is lost between two queues
                 self._dropped.extend(iter(self.orphans.get_nowait, self))
@@ -132,7 +132,7 @@ class StagingQueue:
             self._dropped.popleft()
 
     def _keep_watch(self) -> None:
-        """Starts the disk queue's thread that reclaims dropped leases, if reads wait for memory."""
+        """Starts the staging queue's thread that reclaims dropped leases, if reads wait."""
         watcher = self._watcher
         if self._waiting and (watcher is None or watcher.ident is None):
             self._watcher = threading.Thread(
@@ -141,7 +141,7 @@ class StagingQueue:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Reclaims garbage-collected leases while disk reads wait for memory; warns after 60 s."""
+        """Reclaims dropped leases while reads wait in the staging queue; warns after 60 s."""
         since, told = time.monotonic(), False
         while True:
             orphan = None
@@ -166,7 +166,7 @@ class StagingQueue:
                 )  # fmt: skip
 
     def _overflow(self, batch: ReadBatch) -> None:
-        """Allocates memory beside the staging pool for reads that deadlock with a write."""
+        """Allocates memory beside the staging queue's pool for reads that deadlock with a write."""
         if not batch.admitted:
             size = sum(request.run.size for request in batch.requests)
             before, self.overflow = self.overflow, self.overflow + size
@@ -185,7 +185,7 @@ class StagingQueue:
         self._begin(batch)
 
     def _begin(self, batch: ReadBatch) -> None:
-        """Queues the disk transfers of reads that have staging memory; may be called again."""
+        """Starts reads to which the staging queue gave memory; may be called again."""
         for request in batch.requests:
             for op in request.ops:
                 self._offer(op)  # what is offered twice is started once

@@ -100,7 +100,7 @@ class Engine:
     def forward(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Computes a layer's output, and the activations saved for its backward pass.
+        """Computes a layer's output by the engine, and what is saved for its backward pass.
 
         Args:
           layer: layer to compute.
@@ -119,7 +119,7 @@ class Engine:
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
     def evaluate(self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree) -> Any:
-        """Computes a layer's output without random key; saves nothing for a backward pass.
+        """Computes a layer's output by the engine, without random key, and saves nothing.
 
         Args:
           layer, params, x, batch: as for `forward`.
@@ -140,7 +140,7 @@ class Engine:
         dy: Any,
         sums: PyTree,
     ) -> tuple[Any, Any]:
-        """Computes a layer's backward pass: its input's cotangent, and gradients, into ``sums``.
+        """Computes a layer's backward pass by the engine: cotangent, and gradients into ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
@@ -164,7 +164,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns the weights by which microbatch losses are averaged to the loss of a batch.
+        """Returns the weights by which the engine averages microbatch losses to that of a batch.
 
         Args:
           layer, params: the last one.
@@ -195,7 +195,7 @@ class Engine:
         share: Any,
         sums: PyTree,
     ) -> tuple[Any, Any, Any]:
-        """Computes last layer's loss, input cotangent, gradients (into ``sums``), times ``share``.
+        """Computes, by the engine, last layer's loss, cotangent, gradients times ``share``.
 
         Args:
           layer, params, x, batch, key: as for `forward`.
@@ -210,7 +210,7 @@ class Engine:
     def shapes(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Returns the shapes of a layer's output and saved activations without computing them.
+        """Returns the shapes of a layer's output and activations saved by the engine, uncomputed.
 
         Args:
           layer, params, x, batch, key: as for `forward`.
@@ -222,11 +222,11 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether gradients copied to the host lie in pinned memory, which no update overwrites."""
+        """Whether gradients that the engine copies to the host lie in pinned memory, kept as is."""
         return lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds two gradients of the same parameters on the device, in the memory of the first.
+        """Adds, by the engine, two gradients of the same parameters in the first one's memory.
 
         Args:
           sums: gradients so far; their memory is reused.
@@ -284,7 +284,7 @@ def _reciprocal(weights: list[jax.Array]) -> jax.Array:
 
 
 def _summable(weight: jax.Array) -> jax.Array:
-    """Casts the weight of a microbatch's loss to a dtype in which several can be added."""
+    """Casts a microbatch's loss weight in the engine to a dtype in which several can be added."""
     if jnp.issubdtype(weight.dtype, jnp.floating):
         return weight.astype(linalg.factor_dtype(weight.dtype))
     return weight if weight.dtype.itemsize >= 4 else weight.astype(int)

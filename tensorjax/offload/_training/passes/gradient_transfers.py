@@ -24,7 +24,7 @@ Looked = dict[str, tuple[Any, Any]]
 
 
 class Gradients:
-    """Collector of gradients: moves them to the host, and sums those of shared parameters.
+    """Collector of gradients: transfers them to the host, and sums those of shared parameters.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
     device holds two layers' gradients at most, and sums of several layers' that an accelerator adds
@@ -83,7 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts copying gradients to the host, even while computed; returns them for `take`.
+        """Starts transfers of gradients to the host, even while computed; returns them for `take`.
 
         What that takes of the device comes before the next layer that it is given: a transfer waits
         for all that was given before it.
@@ -112,13 +112,13 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Queues a layer's pending gradient copies for the transfer thread."""
+        """Queues a layer's pending gradient transfers for the thread."""
         self.wait()
         self._there.clear()
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Waits until all gradients have been copied to the host; raises the thread's error."""
+        """Waits until all gradients were transferred to the host; raises the thread's error."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -153,7 +153,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a gradient of shared parameters to the sum on the host; returns complete sums."""
+        """Adds a transferred gradient of shared parameters on the host; returns complete sums."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)
@@ -181,7 +181,7 @@ class Gradients:
         return held
 
     def _check(self, group: str, gradient: Any) -> Any:
-        """Starts a check on the device that a gradient is finite; None if the host checks.
+        """Starts a check on the device that a gradient to transfer is finite; None if host checks.
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
@@ -190,7 +190,7 @@ class Gradients:
         return self._engine.finite(gradient)
 
     def _alone(self, group: str, gradient: Any) -> bool:
-        """Whether a gradient is complete on this process's devices, without sums on the host.
+        """Whether a transferred gradient is complete here, without sums on the host.
 
         Of several processes, none may wait for another.
         """
@@ -199,7 +199,7 @@ class Gradients:
         return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
-        """Casts a parameter group's gradient back to the dtypes of its parameters."""
+        """Casts a parameter group's transferred gradient back to the dtypes of its parameters."""
         leaves, structure = jax.tree.flatten(gradient)
         wanted = self._dtypes[group]
         if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):

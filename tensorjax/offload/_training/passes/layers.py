@@ -90,7 +90,7 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
 
 
 def cut(batch: Any, parts: int) -> list[Any]:
-    """Splits a batch into equal microbatches along the first axis of every array."""
+    """Splits a batch for a model's layers into equal microbatches, along first axes of arrays."""
     leaves = jax.tree.leaves(batch)
     wrong = [x for x in leaves if not hasattr(x, "shape")]
     if wrong:
@@ -270,7 +270,7 @@ class _LayerPasses:
         )
 
     def losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
-        """Computes losses of two microbatches' first rows, alone and together, for a check."""
+        """Computes a last layer's losses of two microbatches' first rows, alone and together."""
         one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
         return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
@@ -284,7 +284,7 @@ programs_of = WeakCache(
 
 
 def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Splits a factor in two: a cotangent in the loss's dtype, and the rest in a wider one.
+    """Splits a layer's factor in two: a cotangent in the loss's dtype, and the rest in a wider one.
 
     Half precision has too few bits for most factors and no numbers as small as those of many
     tokens. The cotangent is a power of two, which rounds nothing, near the root of the factor:
@@ -302,7 +302,7 @@ def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
 
 
 def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
-    """Multiplies a cotangent by a factor in single precision at least; casts back unless ``wide``.
+    """Multiplies a layer's cotangent by a factor in float32 at least; casts back unless ``wide``.
 
     Cotangents of integers, which have no numbers, stay as they are.
     """

@@ -68,7 +68,7 @@ class Passes:
         self.peak_activations = 0
 
     def forward(self, step: int, base: int, batches: Sequence[Any]) -> Inputs:
-        """Computes the forward pass of a step; returns each layer's input and saved activations.
+        """Computes all layers' forward passes of a step; returns inputs and saved activations.
 
         Args:
           base: position of its first layer in the stream.
@@ -99,7 +99,7 @@ class Passes:
         return inputs
 
     def evaluate(self, step: int, base: int, batches: Sequence[Any]) -> float:
-        """Computes the loss of a batch by a forward pass alone, without random keys."""
+        """Computes the loss of a batch by forward passes of all layers, without random keys."""
         x: list[Any] = [None] * len(batches)
         for number, layer in enumerate(self._layers):
             params = self._stream.take(base + number)
@@ -123,7 +123,7 @@ class Passes:
         *,
         checked: Callable[[], None],
     ) -> float:
-        """Computes the backward pass of a step; returns the loss once all gradients are taken.
+        """Computes all layers' backward passes of a step; returns the loss after all gradients.
 
         Args:
           step, base, batches: as of `forward`.

@@ -1,4 +1,4 @@
-"""Device cache of parameters: prefetching, and eviction of the furthest next use (Belady)."""
+"""Stream of weights to the device: prefetches, and evicts the furthest next use (Belady)."""
 
 import math
 import queue
@@ -16,7 +16,7 @@ _AWAY = object()  # placeholder of parameters that are not on the device yet
 
 @dataclass
 class _Entry:
-    """Cache entry of a parameter group that is on the device, or on its way there."""
+    """Entry of the weight stream: a parameter group on the device, or on its way there."""
 
     version: int
     params: Any = _AWAY
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class WeightStream(WorkerThreads):
-    """Device cache of parameters that prefetches the next layers within a memory bound.
+    """Stream of weights to the device, which prefetches the next layers within a memory bound.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. What is next is known, so the group whose next use
@@ -95,7 +95,7 @@ class WeightStream(WorkerThreads):
         self._start(fetch=self._fetch, place=self._place_all)
 
     def take(self, position: int) -> tuple[Any, ...]:
-        """Waits until the parameters of a layer pass are on the device; returns them."""
+        """Waits until the weight stream has brought a layer pass's parameters; returns them."""
         step, names = divmod(position, len(self._uses))
         version = self._version(step)
         with self._lock:
@@ -108,13 +108,13 @@ class WeightStream(WorkerThreads):
             return tuple(self._cache[g].params for g in self._uses[names])
 
     def has(self, position: int) -> bool:
-        """Whether the parameters that a layer pass needs are on the device already."""
+        """Whether the weight stream has brought the parameters that a layer pass needs."""
         step, names = divmod(position, len(self._uses))
         with self._lock:
             return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
-        """Marks a layer pass as computed, so that its parameters may be evicted."""
+        """Marks a layer pass as computed, so that the weight stream may evict its parameters."""
         with self._lock:
             for entry in self._cache.values():
                 entry.pins.discard(position)
@@ -122,7 +122,7 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def rewind(self, position: int) -> None:
-        """Rewinds the parameter stream to the first layer of a step, to repeat it."""
+        """Rewinds the weight stream to the first layer of a step, to repeat it."""
         with self._lock:
             self._now = self._rewound = position
             for entry in self._cache.values():
@@ -130,7 +130,7 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
-        """Passes a parameter group's updated parameters to the device cache, if there is room.
+        """Passes a group's updated parameters to the weight stream's cache, if there is room.
 
         On the host they are kept too, unless others are used sooner.
         """
@@ -154,18 +154,18 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Records that a group's updated parameters are written and can be read from storage."""
+        """Tells the weight stream that updated parameters were written and can be read again."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
 
     @property
     def failed(self) -> bool:
-        """Whether a thread that streams parameters to the device failed, so no step can follow."""
+        """Whether a thread of the weight stream failed, so that no step can follow."""
         return self._error is not None
 
     def close(self) -> None:
-        """Ends the threads that stream parameters to the device, and drops its arrays."""
+        """Ends the threads of the weight stream, and drops its arrays on the device."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -202,13 +202,13 @@ class WeightStream(WorkerThreads):
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the next use of cached parameters on the device; infinity if outdated."""
+        """Returns the next use of weights cached by the stream; infinity if outdated."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
 
     def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
-        """Keeps a group's updated parameters on the host, unless others are used sooner."""
+        """Keeps updated parameters for the weight stream on the host, unless others come sooner."""
         if group not in self._stored:
             return
         self._handed.pop(group, None)
@@ -225,11 +225,11 @@ class WeightStream(WorkerThreads):
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether a parameter group's parameters of a given update are kept in host memory."""
+        """Whether the weight stream keeps a group's parameters of a given update on the host."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Evicts parameters from the device, furthest next use first; returns if there is room."""
+        """Evicts weights from the device, furthest next use first; returns if there is room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)
@@ -254,12 +254,12 @@ class WeightStream(WorkerThreads):
         self.peak = max(self.peak, self._used)
 
     def _ended(self, error: BaseException) -> None:
-        """Records an error that ended a thread of the parameter stream, unless it was closed."""
+        """Records an error that ended a thread of the weight stream, unless it was closed."""
         if not self._closed:
             super()._ended(error)
 
     def _fetch(self) -> None:
-        """Prefetches parameters in a thread, without the lock, layer by layer, as memory allows."""
+        """Prefetches weights in the stream's thread, without the lock, as memory allows."""
         while not self._closed:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
@@ -276,7 +276,7 @@ class WeightStream(WorkerThreads):
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a group's parameters if read or kept on the host, or None; without the lock."""
+        """Returns weights read early or kept on the host for the stream, or None; no lock."""
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:
@@ -286,7 +286,7 @@ class WeightStream(WorkerThreads):
             return reading
 
     def _read_early(self) -> None:
-        """Starts reading the next layers' parameters before the device has room."""
+        """Starts reading the next layers' weights before the device has room."""
         for position in range(max(self._cursor, self._now), self._now + self._ahead):
             step, number = divmod(position, len(self._uses))
             version = self._version(step)
@@ -302,7 +302,7 @@ class WeightStream(WorkerThreads):
                 self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
-        """Waits for room on the device for a parameter group; returns its new entry, or None.
+        """Waits for room on the device for streamed weights; returns their new entry, or None.
 
         None where the group is there already, or is not needed any more. Called without the lock.
 
@@ -329,7 +329,7 @@ class WeightStream(WorkerThreads):
                 self._wait()
 
     def _place_all(self) -> None:
-        """Copies parameters that were read to the device, in a thread, without the lock."""
+        """Copies weights that were read to the device, in the stream's thread, without the lock."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
             try:
@@ -351,7 +351,7 @@ def room(
     *,
     everything: bool,
 ) -> int:
-    """Returns the bytes of the device cache for streamed parameters: as given, or as needed.
+    """Returns the bytes on the device for streamed weights: as given, or as needed.
 
     Without a given bound these are all parameters, or those of the two largest layers.
 

@@ -18,7 +18,7 @@ _POINTERS = threading.Lock()
 
 
 def cpu() -> Any:
-    """Returns JAX's CPU device, which holds the optimiser's host arrays, or raises RuntimeError."""
+    """Returns JAX's CPU device, for the arrays of a training on the host; or RuntimeError."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -57,7 +57,7 @@ def lends(device: Any) -> bool:
 
 
 def owned(x: Any) -> jax.Array:
-    """Copies an array to host memory that XLA has allocated and that nothing else uses."""
+    """Copies an array of a training to host memory of XLA's that nothing else uses."""
     if elsewhere(x):
         return jax.block_until_ready(_copied(to_host(x)))
     return jax.block_until_ready(jnp.array(x, copy=True, device=cpu()))

@@ -17,23 +17,23 @@ class Reading(Protocol):
     """Protocol of a pending read of pytrees from a trainer's storage, on host or disk."""
 
     def ready(self) -> bool:
-        """Whether a read of pytrees is complete, so that `arrays` returns at once."""
+        """Whether a read of pytrees from a storage is complete: `arrays` returns at once."""
         ...
 
     def begun(self) -> bool:
-        """Whether a pending read of pytrees is complete in part, and so holds memory."""
+        """Whether a read of pytrees from a storage is complete in part, and so holds memory."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` once a read of pytrees has ended or failed, from any thread."""
+        """Calls ``call`` once a read of pytrees from a storage ended or failed, from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
-        """Waits for a read of pytrees; returns their arrays, valid until `release`."""
+        """Waits for a read of pytrees from a storage; returns arrays, valid until `release`."""
         ...
 
     def release(self) -> None:
-        """Frees the memory of pytrees that were read; their arrays must not be used any more."""
+        """Frees the memory of pytrees read from a storage; their arrays become invalid."""
         ...
 
 
@@ -85,33 +85,33 @@ class HostStorage:
         self.held: dict[str, list[Any]] = {}
 
     def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
-        """Returns the stored arrays of pytrees themselves, without a copy."""
+        """Returns the arrays of pytrees in host storage themselves, without a copy."""
         return Held([self.held[packing.name] for packing in packings])
 
     def write(
         self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Keeps the arrays of pytrees in host memory, in place of earlier ones."""
+        """Keeps the arrays of pytrees in host storage, in place of earlier ones."""
         self.held.update({packing.name: list(arrays) for packing, arrays in parts})
 
     def hasten(self, deadline: float) -> None:
-        """Does nothing, as writes to host memory are never pending."""
+        """Does nothing, as writes to host storage are never pending."""
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Returns True, as host memory holds every pytree."""
+        """Returns True, as host storage has every pytree in memory."""
         return True
 
     def starved(self) -> bool:
-        """Returns False, as reads from host memory need no further memory."""
+        """Returns False, as reads from host storage need no further memory."""
         return False
 
     def settle(self) -> None:
-        """Does nothing, as writes to host memory are complete at once."""
+        """Does nothing, as writes to host storage are complete at once."""
 
 
 @dataclass(eq=False)
 class _Share:
-    """Read of a pytree from disk that several users share, with the number of users."""
+    """Read of a pytree from a storage on disk that several users share, and their number."""
 
     packing: TensorPacking
     future: Any
@@ -122,12 +122,12 @@ class _Share:
         return self.future.done() and self.future.exception() is not None
 
     def arrays(self) -> list[Any]:
-        """Waits for a shared read of a pytree from a store; returns its arrays."""
+        """Waits for a shared read of a pytree from a storage on disk; returns its arrays."""
         found = self.future.result()
         return self.packing.arrays({name: found[name].array for name in self.packing.specs})
 
     def release(self, read: Any) -> None:
-        """Frees the staging memory of a pytree that was read from a store."""
+        """Frees the staging memory of a pytree that was read from a storage on disk."""
         if read.exception() is None:
             for name in self.packing.specs:
                 read.result()[name].release()
@@ -158,7 +158,7 @@ class StoreStorage:
         self._lock = threading.Lock()
 
     def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
-        """Starts reading pytrees from the store, except those already read for another user."""
+        """Starts reading pytrees from a storage on disk, except those being read already."""
         with self._lock:
             joined = {b.name: s for b in packings if (s := self._known(b)) is not None}
             missing = [packing for packing in packings if packing.name not in joined]
@@ -179,14 +179,14 @@ class StoreStorage:
         return _Leased([(joined | asked)[packing.name] for packing in packings], self._let_go)
 
     def _known(self, packing: TensorPacking) -> _Share | None:
-        """Returns the pending or completed read of a pytree, or None; the lock is held."""
+        """Returns a storage's pending or completed read of a pytree, or None; the lock is held."""
         share = self._shares.get(packing.name)
         return None if share is None or share.failed() else share
 
     def _ask(
         self, packings: Sequence[TensorPacking], deadline: float, step: int
     ) -> dict[str, _Share]:
-        """Starts one read of several pytrees from the store; the lock is held."""
+        """Starts one read of several pytrees from a storage on disk; the lock is held."""
         if not packings:
             return {}
         start, names = time.perf_counter(), [name for b in packings for name in b.specs]
@@ -197,7 +197,7 @@ class StoreStorage:
     def write(
         self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Starts writing pytrees to the store; their arrays are copied, so may be reused."""
+        """Starts writing pytrees to a storage on disk; arrays are copied, so may be reused."""
         tensors: dict[str, np.ndarray] = {}
         for packing, arrays in parts:
             tensors.update(packing.tensors([view(x) for x in arrays]))
@@ -211,13 +211,13 @@ class StoreStorage:
         return [arrays for _, arrays in parts]
 
     def _forget(self, packings: Iterable[TensorPacking]) -> None:
-        """Drops the shared reads of pytrees that have just been rewritten."""
+        """Drops a storage's shared reads of pytrees that have just been rewritten."""
         with self._lock:
             for packing in packings:
                 self._shares.pop(packing.name, None)
 
     def _let_go(self, share: _Share) -> None:
-        """Removes one user of a shared read of a pytree; the last one frees the memory."""
+        """Removes one user of a storage's shared read; the last one frees the memory."""
         with self._lock:
             share.users -= 1
             if share.users:
@@ -228,20 +228,20 @@ class StoreStorage:
         share.future.add_done_callback(share.release)
 
     def hasten(self, deadline: float) -> None:
-        """Moves all pending writes to the store to an earlier deadline."""
+        """Moves all pending writes to a storage on disk to an earlier deadline."""
         self._store.hasten_writes(deadline=deadline)
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether a pytree is being read from the store, or is still in memory."""
+        """Whether a storage on disk is reading a pytree, or still has it in memory."""
         with self._lock:
             return self._known(packing) is not None
 
     def starved(self) -> bool:
-        """Whether the store's reads wait for staging memory, with no transfer under way."""
+        """Whether reads of a storage on disk wait for staging memory, no transfer under way."""
         return self._store.starved()
 
     def settle(self) -> None:
-        """Waits for all writes of pytrees to the store, and raises the first error."""
+        """Waits for all writes of pytrees to a storage on disk; raises the first error."""
         with self._lock:
             writes, self._writes = self._writes, []
         for future in writes:
@@ -254,29 +254,29 @@ class StoreStorage:
 
 
 class Held:
-    """Read of pytrees that is complete at once, as the arrays are in host memory."""
+    """Read of pytrees from a storage, complete at once, as the arrays are in host memory."""
 
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays
 
     def ready(self) -> bool:
-        """Returns True, as the arrays of the pytrees are in memory."""
+        """Returns True, as arrays read from host storage are in memory."""
         return True
 
     def begun(self) -> bool:
-        """Returns True, as the arrays of the pytrees are in memory."""
+        """Returns True, as arrays read from host storage are in memory."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` at once, as the arrays of the pytrees are in memory."""
+        """Calls ``call`` at once, as arrays read from host storage are in memory."""
         call()
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the arrays of the pytrees, which are in memory."""
+        """Returns the arrays of pytrees that were read from host storage."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """Drops the references to the arrays of the pytrees."""
+        """Drops the references to arrays of pytrees read from host storage."""
         self._arrays = []
 
 

@@ -74,7 +74,7 @@ class TensorPacking:
 
     @property
     def staged(self) -> int:
-        """Bytes of staging memory that reading all tensors of a pytree takes."""
+        """Bytes of staging memory that reading all packed tensors of a pytree takes."""
         return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -105,11 +105,11 @@ class TensorPacking:
         return found
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Builds a pytree from its arrays, in the order of `leaves`."""
+        """Builds a pytree from its unpacked arrays, in the order of `leaves`."""
         return jax.tree.unflatten(self.tree, list(arrays))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """Returns the arrays of a pytree; ValueError for other structures, shapes or dtypes."""
+        """Returns the arrays of a pytree to be packed; ValueError for others in shape or dtype."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.tree:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")

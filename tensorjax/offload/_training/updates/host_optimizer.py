@@ -80,19 +80,19 @@ class HostOptimizer:
 
     @property
     def casts(self) -> bool:
-        """Whether the device computes with parameters of another dtype than the optimiser's."""
+        """Whether the host optimiser's parameters are of another dtype than the device's."""
         return self._dtype is not None
 
     def init(self, params: Any) -> Any:
-        """Computes the initial optimiser state of a parameter group's parameters, on the host."""
+        """Computes the initial state of a parameter group by the host optimiser."""
         return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
-        """Casts a parameter group's parameters on the host to the dtype of the device."""
+        """Casts parameters by the host optimiser to the dtype in which the device computes."""
         return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
-        """Returns shapes and dtypes of a group's optimiser state and of its device parameters."""
+        """Returns the shapes and dtypes of the host optimiser's state and of device parameters."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -114,7 +114,7 @@ class HostOptimizer:
     def update(
         self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
     ) -> Any:
-        """Computes the new parameters and optimiser state of one parameter group on the host.
+        """Computes by the host optimiser a group's new parameters and optimiser state.
 
         Args:
           params, state: of one group.
@@ -138,24 +138,24 @@ class HostOptimizer:
         return jax.block_until_ready((params, self._named(state)))
 
     def _named(self, state: Any) -> Any:
-        """Restructures the optimiser state of another parameter group with this group's names."""
+        """Restructures the host optimiser's state of another group with this group's names."""
         if self._state is None:
             return state
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients on the host, in the first's memory if writable and not ``lent``."""
+        """Adds gradients by the host optimiser, in the first's memory if writable, not ``lent``."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
-        """Computes the sum of squares of a gradient on the host, in one pass.
+        """Computes a gradient's sum of squares by the host optimiser, in one pass.
 
         Not finite if one of them is not, or is too large for its square.
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
     def norm(self, gradient: Any) -> float:
-        """Computes the Euclidean norm of a gradient on the host, in one pass if squares fit.
+        """Computes a gradient's Euclidean norm by the host optimiser, in one pass if squares fit.
 
         Where squares overflow or underflow, entries are divided by a power of two in two more
         passes. Not finite if an entry is not, or if the norm is beyond double precision.
@@ -163,7 +163,7 @@ class HostOptimizer:
         return math.hypot(*map(_norm, jax.tree.leaves(gradient)))
 
     def sound(self, params: Any) -> bool:
-        """Whether all entries of a parameter group's new parameters are finite."""
+        """Whether all new parameters that the host optimiser computed are finite."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
 
@@ -173,7 +173,7 @@ _MISSING = re.compile(r"(?P<function>[\w.<>]+)\(\) missing \d+ required keyword-
 
 
 def _needs_more(error: Exception) -> TypeError | None:
-    """Converts the error of an optimiser that needs more than gradients to a TypeError, or None."""
+    """Converts a host optimiser's error for want of more than gradients to TypeError, or None."""
     found = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
     if found is None:
         return None
@@ -243,7 +243,7 @@ _programs = WeakCache(_compiled)
 
 
 def _factors(scale: float) -> np.ndarray:
-    """Splits a gradient's scale into two factors that do not underflow in single precision.
+    """Splits a gradient's scale in the host optimiser into two factors without underflow.
 
     A clip's factor for gradients near the largest numbers of single precision may be below the
     smallest one, which a CPU takes for 0.
@@ -253,14 +253,14 @@ def _factors(scale: float) -> np.ndarray:
 
 
 def _scaled(g: Any, factors: Any) -> Any:
-    """Multiplies a gradient by two factors in single precision at least; keeps its dtype."""
+    """Multiplies a gradient in the host optimiser by two factors, in float32 at least."""
     wide = linalg.factor_dtype(g.dtype)
     first, second = factors.astype(wide)
     return (g.astype(wide) * first * second).astype(g.dtype)
 
 
 def _norm(x: Any) -> float:
-    """Computes the Euclidean norm of an array on the host, whatever the range of its squares."""
+    """Computes a gradient array's norm in the host optimiser, whatever the range of its squares."""
     squares, wide = _squares(x), np.finfo(linalg.factor_dtype(x.dtype))
     if x.size * float(wide.tiny) / float(wide.eps) < squares < math.inf:
         return math.sqrt(squares)
@@ -279,7 +279,7 @@ def _norm(x: Any) -> float:
 
 
 def _parts(x: Any) -> Iterator[np.ndarray]:
-    """Yields an array on the host in parts, in single precision at least."""
+    """Yields an array in the host optimiser in parts, in single precision at least."""
     if x.dtype.itemsize < 4:
         yield from _widened(x)
         return

@@ -79,7 +79,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of update results beyond the memory that they overwrite."""
+        """Computes the bytes of a group's update results beyond the memory that they overwrite."""
         if into == "place":
             return 0 if self.weights is None else self.weights.nbytes
         return sum(b.nbytes for b in self.packings)
@@ -107,11 +107,11 @@ class Handed(list[Any]):
 
 
 def not_handed() -> None:
-    """Returns None, like a dead weak reference, for parameters that are not on the device."""
+    """Returns None, like a dead weak reference, for a parameter group not on the device."""
 
 
 class Spare:
-    """Pool of result arrays, whose memory later optimiser updates of equal shapes reuse.
+    """Pool of memory of parameter groups' results, which groups of equal shapes reuse.
 
     It keeps the memory of states; where gradients are lent, that of parameters too, once the
     device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
@@ -135,7 +135,7 @@ class Spare:
     def keep(
         self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
-        """Adds the memory of written parameters and optimiser state to the pool for reuse.
+        """Adds the memory of a parameter group's written results to the pool for reuse.
 
         Args:
           handed: gives what the parameters are in as long as they are handed on, or None.
@@ -151,7 +151,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Takes memory for an optimiser update's results from the pool; None if it has none."""
+        """Takes memory for a parameter group's results from the pool; None if it has none."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:
@@ -167,7 +167,7 @@ class Spare:
         return found
 
     def clear(self) -> None:
-        """Frees all memory that the pool keeps for the results of optimiser updates."""
+        """Frees all memory that the pool keeps for results of parameter groups."""
         self._held, self.nbytes = {}, 0
 
     def _bytes(self, group: Group, results: "_Results") -> int:
@@ -266,7 +266,7 @@ def _statistics(group: Any, path: Any) -> str:
 
 
 def _name(key: Any) -> Any:
-    """Returns the name in one entry of a pytree path: a key, an attribute or an index."""
+    """Returns the name in one entry of a path in a parameter group: key, attribute or index."""
     return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
 
 
@@ -392,13 +392,13 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None = None) -> None:
-    """Packs parameters or optimiser state of a group, and writes them to storage."""
+    """Writes a parameter group's parameters or optimiser state to storage, packed."""
     where = group.storage if storage is None else storage
     where.write((packing, packing.flatten(tree)), deadline=0.0, step=-1)
 
 
 def get(packing: TensorPacking, storage: Storage, copy: Callable[[Any], Any]) -> Any:
-    """Reads parameters or optimiser state of a group from storage, copied by ``copy``."""
+    """Reads a parameter group's parameters or optimiser state from storage, copied by ``copy``."""
     reading = storage.read(packing, deadline=0.0, step=-1)
     try:
         return packing.unflatten([copy(x) for x in reading.arrays()[0]])

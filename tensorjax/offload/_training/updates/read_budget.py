@@ -11,7 +11,7 @@ from tensorjax.offload._training.updates.parameter_groups import Group
 
 @dataclass(frozen=True)
 class Shares:
-    """Division of staging memory between optimiser states and prefetched parameters.
+    """Division of staging memory into read budgets of optimiser states and of parameters.
 
     Attributes:
       staging: bytes for what updates read, with the device's next.
@@ -27,7 +27,7 @@ class Shares:
 
 
 def shared(store: Any, storage: Storage, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides staging memory for reads between optimiser states and prefetched parameters.
+    """Divides staging memory into read budgets of optimiser states and prefetched parameters.
 
     An eighth is left free, as leases fragment it. Parameters are read early only where two of the
     largest states remain.

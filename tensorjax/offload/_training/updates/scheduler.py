@@ -15,7 +15,7 @@ _SOON = 3  # groups: the states of so many whose gradients come next are read fi
 
 @dataclass
 class Ready:
-    """Gradient of a parameter group that has arrived on the host, with its update's deadline."""
+    """Gradient on the host as a job of the update scheduler, with its update's deadline."""
 
     version: int
     deadline: float
@@ -27,20 +27,20 @@ class Ready:
 
 @dataclass
 class Fetched:
-    """Reads of an optimiser state and gradient for one update, pending or complete."""
+    """Reads of a state and gradient for one scheduled update, pending or complete."""
 
     state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether an optimiser update's reads are complete and its gradient has arrived."""
+        """Whether a scheduled update's reads are complete and its gradient has arrived."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Frees the memory of an optimiser update's reads."""
+        """Frees the memory of a scheduled update's reads."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -48,7 +48,7 @@ class Fetched:
 
 @dataclass
 class Output:
-    """Results of an optimiser update that are still to be written to storage."""
+    """Results of a scheduled update that are still to be written to storage."""
 
     group: Group
     ready: Ready
@@ -58,7 +58,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[TensorPacking, list[Any]]]:
-        """Returns the results of an optimiser update, by pytree, and drops references to them."""
+        """Returns the results of a scheduled update, by pytree, and drops references to them."""
         packings = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None
@@ -152,7 +152,7 @@ class UpdateScheduler:
         return None
 
     def lacking(self) -> str | None:
-        """Picks a parameter group whose gradient must be read back from the store, or None."""
+        """Picks a group whose gradient the scheduler wants read back from the store, or None."""
         for name in self._order():
             fetched = self.fetched.get(name)
             if fetched is None or fetched.whole or fetched.gradient is not None:
@@ -177,7 +177,7 @@ class UpdateScheduler:
         return (name, False) if free is None else (free, True)
 
     def _room(self, name: str, let: list[str]) -> bool:
-        """Whether an optimiser update's results fit in memory beside more urgent ones."""
+        """Whether a scheduled update's results fit in memory beside more urgent ones."""
         ready = self.ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
@@ -186,17 +186,17 @@ class UpdateScheduler:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether any parameter group has fewer written optimiser updates than ``version``."""
+        """Whether the scheduler has a group with fewer written updates than ``version``."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a state whose gradient cannot arrive, to be freed; None if one can be updated."""
+        """Picks, in the scheduler, a state to free whose gradient cannot arrive; or None."""
         if not self.blocked or self.able()[0] is not None:
             return None
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Picks the least urgent optimiser state in memory, to be freed, or None."""
+        """Picks, in the scheduler, the least urgent state in memory, to be freed, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
@@ -214,7 +214,7 @@ class UpdateScheduler:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Returns parameter groups in the order in which to read their optimiser states."""
+        """Returns parameter groups in the scheduler's order of reading optimiser states."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -229,14 +229,14 @@ class UpdateScheduler:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Returns parameter groups with gradients that may be updated now, most urgent first."""
+        """Returns groups with gradients whose updates the scheduler allows, most urgent first."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns groups, versions and deadlines of states to read before gradients arrive."""
+        """Returns groups, versions, deadlines of states that the scheduler may read early."""
         found: dict[str, tuple[int, float]] = {}
         for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:
@@ -245,16 +245,16 @@ class UpdateScheduler:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Returns parameter groups with earlier deadlines that still wait for their gradients."""
+        """Returns the scheduler's groups with earlier deadlines that wait for their gradients."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Whether an optimiser state may be read now, as its last update is written."""
+        """Whether the scheduler may read an optimiser state, as its last update is written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether the read budget allows reading an optimiser state before its gradient arrives."""
+        """Whether the scheduler may read a state before its gradient, by the read budget."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

@@ -104,7 +104,7 @@ class Updater(WorkerThreads):
             self._scheduler.open = False
 
     def release(self, scale: Any = None) -> None:
-        """Starts deferred optimiser updates, with gradients times ``scale`` if given."""
+        """Starts the updater's deferred updates, with gradients times ``scale`` if given."""
         with self._lock:
             self._scale, self._scheduler.open = scale, True
             for ready in self._scheduler.ready.values():
@@ -119,7 +119,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def hold_back(self, version: float) -> None:
-        """Defers optimiser updates beyond a given number during a commit; infinity ends that.
+        """Makes the updater defer updates beyond a number during a commit; infinity ends that.
 
         The storages are about to be committed at that version: `settle_at` waits for it.
         """
@@ -159,20 +159,20 @@ class Updater(WorkerThreads):
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Records the peak host memory of optimiser updates; the lock is held."""
+        """Records the peak host memory of the updater; the lock is held."""
         results = self._scheduler.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient must wait until optimiser updates have freed memory; lock held."""
+        """Whether a gradient must wait until the updater has freed memory; the lock is held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the gradient to move from host memory to the store until its update, or None."""
+        """Picks the gradient that the updater moves from host memory to the store, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -186,7 +186,7 @@ class Updater(WorkerThreads):
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient that waits for its optimiser update to the store; releases the lock."""
+        """Writes a gradient that waits in the updater to the store; releases the lock."""
         assert self._spill is not None
         ready, packing = self._scheduler.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._scheduler.fetched.pop(name, None)) is not None:
@@ -205,7 +205,7 @@ class Updater(WorkerThreads):
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until all gradients have been used in updates, and the results written."""
+        """Waits until the updater has used all gradients in updates, and written the results."""
         with self._lock:
             while self._scheduler.ready or self._scheduler.unwritten or self._spilling:
                 self._raise()
@@ -215,7 +215,7 @@ class Updater(WorkerThreads):
             storage.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until a given number of optimiser updates of all parameter groups has been written.
+        """Waits until the updater has written a given number of updates of all groups.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -226,7 +226,7 @@ class Updater(WorkerThreads):
             self._raise()
 
     def close(self) -> None:
-        """Ends the threads of optimiser updates; pending updates are lost without `settle`."""
+        """Ends the updater's threads; pending updates are lost without `settle`."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -241,12 +241,12 @@ class Updater(WorkerThreads):
         self._spare.clear()
 
     def _read_all(self) -> None:
-        """Reads optimiser states and waiting gradients from storage, in a thread."""
+        """Reads optimiser states and waiting gradients from storage, in the updater's thread."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Waits for the next optimiser state or gradient to read, and starts it; None if closed."""
+        """Waits for the updater's next state or gradient to read, and starts it; None if closed."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._scheduler.lacking()) is not None:
@@ -269,7 +269,7 @@ class Updater(WorkerThreads):
         return None
 
     def _give_way(self) -> None:
-        """Frees an optimiser state that was read, if no read can get staging memory.
+        """Frees a state that the updater has read, if no read can get staging memory.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -286,19 +286,19 @@ class Updater(WorkerThreads):
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether a gradient in the store is to be read together with its optimiser state."""
+        """Whether the updater reads a gradient from the store together with its state."""
         here = self._groups[name].storage is self._spill
         return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Computes optimiser updates in a thread, one parameter group at a time."""
+        """Computes optimiser updates in the updater's thread, one parameter group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """Waits for the next group to update; returns its gradient and state, None at the end."""
+        """Waits for the updater's next group; returns its gradient and state, None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._scheduler.able()
@@ -314,7 +314,7 @@ class Updater(WorkerThreads):
             return None
 
     def _hasten(self, deadline: float) -> None:
-        """Moves the disk writes that optimiser updates wait for to an earlier deadline."""
+        """Moves the disk writes that the updater waits for to an earlier deadline."""
         self._cond.release()
         try:
             for storage in self._storages:
@@ -342,7 +342,7 @@ class Updater(WorkerThreads):
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """Computes new parameters, optimiser state and cast parameters of one group."""
+        """Computes, in the updater's thread, a group's new parameters, state and cast ones."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -372,7 +372,7 @@ class Updater(WorkerThreads):
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Marks a group's optimiser update as begun; returns its gradient; lock held."""
+        """Marks a group's update as begun in the updater; returns its gradient; lock held."""
         group, ready = self._groups[name], self._scheduler.ready.pop(name)
         self._scheduler.unwritten += 1
         self._scheduler.results_bytes += group.results
@@ -385,7 +385,7 @@ class Updater(WorkerThreads):
         return ready
 
     def _bound_spare(self) -> None:
-        """Drops memory kept for reuse by optimiser updates if it exceeds its bound."""
+        """Drops memory that the updater keeps for reuse if it exceeds its bound."""
         total = self._scheduler.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
@@ -395,7 +395,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Writes results of optimiser updates to storage, in a thread; keeps memory to reuse."""
+        """Writes update results to storage, in the updater's thread; keeps memory to reuse."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:

@@ -1,4 +1,4 @@
-"""Marginal densities, moving coordinates and step statistics of integrated equations."""
+"""Drawings of PDE solutions: marginal densities, moving coordinates, statistics over time."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def marginal(
     points: int = 128,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a marginal density of an integrated equation, over one or two coordinates.
+    """Draws a marginal density of a PDE solution, over one or two coordinates.
 
     Args:
       state: of a `pde.Solution`, such as ``solution.final``.
@@ -71,7 +71,7 @@ def coordinates(
     lines: int = 13,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws lines of constant moving coordinates y = Γ x + s, in a plane of physical coordinates.
+    """Draws lines of a PDE solution's constant moving coordinates y = Γ x + s, in a plane.
 
     The plane lies through the image of the box's centre; lines of two of the y are drawn, and the
     others keep their value there.

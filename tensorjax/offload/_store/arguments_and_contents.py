@@ -1,4 +1,4 @@
-"""Base of `TensorStore`: checks of its arguments, and properties of an open store."""
+"""Arguments of a `TensorStore`, checked, and contents of an open one: names, metadata, state."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from tensorjax.offload._store.tensor_states import Tensor
 
 
 def folder(given: Any) -> Path:
-    """Checks the path of a tensor store: returns a `Path`; raises for other types and for files."""
+    """Checks a store's argument ``path``: returns a `Path`; raises for other types and files."""
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"path: expected a folder's path, got {given!r}")
     found = Path(given)
@@ -28,33 +28,33 @@ def folder(given: Any) -> Path:
 
 
 def amount(name: str, given: int | None, low: int) -> int | None:
-    """Checks an optional byte count of a tensor store: returns it, None or an int >= ``low``."""
+    """Checks a store's argument in bytes: returns it, None or an int of at least ``low``."""
     return None if given is None else _check.integer(name, given, low=low)
 
 
 def block(given: int | None) -> int | None:
-    """Checks the block size of a tensor store, a multiple of 4096 bytes; returns it."""
+    """Checks a store's argument ``block``, a size that is a multiple of 4096 bytes; returns it."""
     if given is not None and _check.integer("block", given, low=1) % ALIGN:
         raise ValueError(f"block: expected a multiple of {ALIGN}, got {given}")
     return given
 
 
 def options(given: Any) -> dict[str, Any]:
-    """Checks the options of an I/O backend: returns a dict; TypeError if not a mapping."""
+    """Checks a store's argument ``options``, for the backend; TypeError if not a mapping."""
     if not isinstance(given, Mapping | None):
         raise TypeError(f"options: expected a mapping, or None, got {given!r}")
     return dict(given or {})
 
 
 def named(name: str, given: Any) -> Any:
-    """Checks that an argument maps tensor names to values; returns it unchanged."""
+    """Checks that a store's argument maps tensor names to values; returns it unchanged."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{name}: expected a mapping from names, got {type(given).__name__}")
     return given
 
 
 def deadline(given: Any) -> float:
-    """Checks the deadline of a read or write: returns a float; raises for NaN or no number."""
+    """Checks the argument ``deadline`` of reads and writes: a float; raises for NaN or others."""
     if isinstance(given, str) or not isinstance(given, SupportsFloat):
         raise TypeError(f"deadline: expected a number, got {given!r}")
     try:
@@ -67,14 +67,14 @@ def deadline(given: Any) -> float:
 
 
 def barrier(given: Any) -> Callable[[], object] | None:
-    """Checks the barrier function that commits of several processes call; may be None."""
+    """Checks a store's argument ``barrier``, called in commits of several processes, or None."""
     if given is not None and not callable(given):
         raise TypeError(f"barrier: expected a function, or None, got {given!r}")
     return given
 
 
 class StoreContents:
-    """Base class of `TensorStore`: names, shapes, metadata and state of an open store."""
+    """Base class of `TensorStore`, on its contents: names, shapes, metadata and state."""
 
     _paths: Paths
     _index: Index
@@ -85,22 +85,22 @@ class StoreContents:
 
     @property
     def meta(self) -> Any:
-        """Copy of the metadata in a tensor store's last commit; None before the first."""
+        """Copy of the metadata in an open store's contents as of its last commit, or None."""
         return copy.deepcopy(self._index.meta)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors reserved in a store, in the order of their reservation."""
+        """Names of all tensors in a store's contents, in the order of their reservation."""
         return tuple(self._tensors)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names of the tensors in a store that have been written, so that they can be read."""
+        """Names of the tensors in a store's contents that were written, so can be read."""
         return tuple(name for name, tensor in self._tensors.items() if tensor.written)
 
     @property
     def uncommitted(self) -> tuple[str, ...]:
-        """Names of the tensors in a store that were written since its last commit.
+        """Names of the tensors in a store's contents that were written since its last commit.
 
         Those that share a block of the disk count together.
         """
@@ -109,21 +109,21 @@ class StoreContents:
 
     @property
     def process(self) -> tuple[int, int]:
-        """Number of the process that a tensor store belongs to, and count of processes."""
+        """Number of the process that a store's contents belong to, and count of processes."""
         return self._paths.process
 
     @property
     def closed(self) -> bool:
-        """Whether a tensor store was closed, so that nothing can be read or written any more."""
+        """Whether a store was closed, so that its contents cannot be read or written any more."""
         return not self._open
 
     @property
     def commits(self) -> int:
-        """Number of commits since a tensor store was created."""
+        """Number of commits of a store's contents since its creation."""
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a tensor reserved in a store.
+        """Returns the shape and dtype of a tensor in a store's contents.
 
         Args:
             name: Of a reserved tensor.

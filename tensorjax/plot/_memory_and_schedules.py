@@ -66,7 +66,7 @@ def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
 def schedule(
     trace: offload.Trace, steps: Sequence[int] | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """Draws the schedule of a training from disk: reads, computation, updates and writes over time.
+    """Draws the schedule of a training from disk: reads, computation, updates and writes.
 
     Args:
       trace: of `offload.Trainer`, with ``Trainer.trace``.
@@ -101,7 +101,7 @@ def schedule(
 
 
 def shards(x: jax.Array | jax.ShapeDtypeStruct, *, ax: Axes | None = None) -> Axes:
-    """Plots the memory of an array on a mesh: its parts on devices, over its first two axes.
+    """Draws the memory of an array on a mesh: its parts on devices, over its first two axes.
 
     Args:
       x: an array, or a `jax.ShapeDtypeStruct` with a sharding. Of more than two axes those after

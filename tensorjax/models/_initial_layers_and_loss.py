@@ -1,4 +1,4 @@
-"""Initial layers of the models, from specs and of given spread, and their cross-entropy."""
+"""Initial layers of the models, from specs and of given spread, and their cross-entropy loss."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tensorjax.parallel import Single
 
 
 def with_spread(layer: Any, spread: float) -> Any:
-    """Rescales a new embedding layer so that its entries have a given standard deviation.
+    """Rescales an initial embedding layer: entries of a given standard deviation.
 
     Dense and factorised tables are drawn with different variances; a model has to begin the same.
     All factors take an equal part, so that none of them is much smaller than the others.
@@ -22,18 +22,18 @@ def with_spread(layer: Any, spread: float) -> Any:
 
 
 def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
-    """Builds a model's new linear layer from a spec, with weights of variance 1 / in_features."""
+    """Builds a model's initial linear layer from a spec, weights of variance 1 / in_features."""
     layer = spec.linear(in_features, out_features, **options)
     return with_linear_spread(layer, in_features**-0.5)
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a new linear layer so that its weights have a given standard deviation."""
+    """Rescales an initial linear layer: weights of a given standard deviation."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 
 def _rescaled(layer: Any, factor: float) -> Any:
-    """Multiplies a layer's weight by a factor, spread evenly over its parameters."""
+    """Multiplies an initial layer's weight by a factor, spread evenly over its parameters."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
     for param in params:
@@ -45,7 +45,7 @@ def _rescaled(layer: Any, factor: float) -> Any:
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, weights: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the weighted sum of cross-entropy losses, and the sum of the weights.
+    """Computes a model's cross-entropy loss, summed with weights, and the sum of the weights.
 
     Args:
       logits: (…, classes).
@@ -59,7 +59,7 @@ def cross_entropy(
 def checked_weights(
     targets: jax.Array, weights: jax.Array | None, name: str, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Returns the loss weights of targets, ones if None; ValueError for wrong shapes."""
+    """Returns the targets' weights in the loss, ones if None; ValueError for wrong shapes."""
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
     for what, value in (("targets", targets), ("weights", weights)):
         if value.shape != shape:

@@ -52,14 +52,14 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Checks which cost a contraction path is to minimise: flops, bytes or peak."""
+    """Checks the argument ``minimize`` of a contraction: flops, bytes or peak."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """Checks the memory limit of a contraction; returns it in whole bytes, or None."""
+    """Checks the argument ``memory_limit`` of a contraction; returns whole bytes, or None."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:
@@ -76,7 +76,7 @@ def check_limit(limit: Any, limit_grad: bool) -> int | None:
 
 
 def check_precision(precision: Any) -> Any:
-    """Checks ``precision`` of a contraction: returns it hashable; raises if JAX refuses it."""
+    """Checks the argument ``precision`` of a contraction: hashable, and known to JAX."""
     if precision is None:
         return None
     precision = tuple(precision) if isinstance(precision, list) else precision
@@ -103,7 +103,7 @@ def check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
 
 
 def check_seconds(seconds: Any) -> float | None:
-    """Returns the time limit of a contraction-path search as float; raises if it is invalid."""
+    """Checks the argument ``seconds``, the time limit of a path search; returns it as float."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
