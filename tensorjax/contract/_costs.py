@@ -69,7 +69,7 @@ class _Ledger:
 
 
 class Walk:
-    """Simulation of a contraction's forward and backward pass, to count operations and memory.
+    """Simulation of a contraction's forward and backward pass, to count its costs.
 
     Args:
         slices: number of slices of each sliced label.
@@ -104,7 +104,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Lists the arrays that a sliced contraction's loop reads but does not compute itself."""
+        """Lists arrays that a loop over slices reads but does not compute, for the costs."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]
@@ -219,7 +219,7 @@ class Walk:
                 self._release(child, {})
 
     def _result_buffers(self) -> list[int]:
-        """Returns the bytes of a sliced contraction's result, and of its part in each loop."""
+        """Returns, for costs, the bytes of a sliced result, and of its part in each loop."""
         buffers, cuts, output = [], {}, self.model.network.output
         for label, count in self.levels:
             item = self.model.item_size if label in output else self.model.sum_size
@@ -276,7 +276,7 @@ class Walk:
                 self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
-        """Whether a product's cotangent is the one passed in by the caller, never freed."""
+        """Whether costs count a product's cotangent as the caller's, which is never freed."""
         same = self.labels[self.root] == self.model.network.reduced_output
         return node == self.root and same and not self.inside
 
@@ -314,7 +314,7 @@ class Walk:
                 self._return_gradient(child)
 
     def _gradient_buffers(self, entries: list[int]) -> list[int]:
-        """Returns the bytes of a sliced contraction's gradients, and of their parts in loops."""
+        """Returns, for costs, bytes of a sliced contraction's gradients, and of parts in loops."""
         buffers, cuts = [], {}
         for label, count in self.levels:
             buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
@@ -322,7 +322,7 @@ class Walk:
         return buffers
 
     def _cotangent_copies(self) -> int:
-        """Returns the bytes of cotangents copied because slices of them are not contiguous."""
+        """Returns, for costs, bytes of cotangents copied as their slices are not contiguous."""
         total, cuts, output = 0, {}, self.model.network.reduced_output
         for label, count in self.levels:
             if label in output and self.elements(output[: output.index(label)], cuts) != 1:
@@ -332,14 +332,14 @@ class Walk:
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
-    """Simulates the forward pass of a contraction; returns its operations, bytes and peak."""
+    """Simulates a contraction's forward pass for its costs: operations, bytes and peak."""
     walk = Walk(model, slices, remat=False)
     walk.forward()
     return walk.ledger
 
 
 def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
-    """Simulates forward and backward pass of a contraction; returns operations, bytes, peak."""
+    """Simulates forward and backward pass of a contraction for costs: operations, bytes, peak."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
     walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
@@ -368,7 +368,7 @@ def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int
 
 
 def table(plan: Any) -> str:
-    """Formats a contraction plan's products, with operations and bytes, as a table with sums."""
+    """Formats a contraction's costs, operations and bytes by product, as a table with sums."""
     rows = [("step", "reads", "product", "flops", "bytes")]
     for node, reads, text, flops, moved in breakdown(plan._program.model, plan.slices):
         rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))

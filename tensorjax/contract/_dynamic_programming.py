@@ -109,7 +109,7 @@ def bits(mask: int) -> Iterable[int]:
 
 
 class _Best(NamedTuple):
-    """Cheapest known way to contract a subset of a network's tensors: cost, labels, last pair."""
+    """Cheapest way, by dynamic programming, to contract a subset: cost, labels, last pair."""
 
     cost: int
     labels: int
@@ -139,7 +139,7 @@ def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]
 def all_subsets(
     graph: Graph, masks: Sequence[int], needed: int, bound: int
 ) -> dict[int, _Best] | None:
-    """Finds the optimal contraction tree, with outer products; None if it costs ``bound``."""
+    """Finds the optimal tree by dynamic programming over all subsets; None if ``bound`` is met."""
     groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
     for label in bits(functools.reduce(operator.or_, masks)):
         members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)
@@ -225,7 +225,7 @@ def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
 
 
 def _unfold(best: dict[int, _Best], n: int) -> Path:
-    """Extracts the optimal contraction path from the best pair of every subset of tensors."""
+    """Extracts the optimal path from dynamic programming's best pair of every subset."""
     stack, order = [(1 << n) - 1], []
     while stack:
         subset = stack.pop()

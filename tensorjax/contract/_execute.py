@@ -333,7 +333,7 @@ def _cut(x: np.ndarray, labels: str, chosen: Mapping[str, slice]) -> np.ndarray:
 
 
 def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
-    """Reduces a NumPy operand before a planned contraction runs on the host: diagonals, sums."""
+    """Reduces a NumPy operand before products are executed on the host: diagonals, sums."""
     labels, kept = network.squeezed(operand), network.reduced[operand]
     x = x.reshape([n for n in network.shapes[operand] if n != 1])
     numbers = {label: k for k, label in enumerate(dict.fromkeys(labels))}

@@ -216,7 +216,7 @@ def _transposition(found: Labels, wanted: Labels) -> tuple[int, ...] | None:
 
 
 def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
-    """Counts the factors that a matrix product must copy if the summed axes have this order."""
+    """Counts the factors that NumPy must copy for a product if summed axes have this order."""
     return sum(
         term not in (batch + summed + free, batch + free + summed)
         for term in (a, b)

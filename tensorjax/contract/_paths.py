@@ -131,7 +131,7 @@ def _fixed_seed() -> Iterator[None]:
 
 
 def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
-    """Finds initial contraction orders by greedy and random search; also returns the time left."""
+    """Finds initial contraction paths by greedy and random search; also returns the time left."""
     n = len(graph.terms)
     if n <= _OPTIMAL:
         return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)

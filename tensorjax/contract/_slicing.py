@@ -23,7 +23,7 @@ class Unreachable(Exception):
 
 
 def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
-    """Chooses slices of a contraction that bring its peak memory under a limit at little cost.
+    """Chooses a slicing of a contraction that brings its peak memory under a limit at low cost.
 
     Args:
         model: the contraction.
@@ -48,7 +48,7 @@ def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
 
 
 class _Search:
-    """Greedy search for the number of slices of each index of a contraction."""
+    """Greedy search for a slicing of a contraction: the number of slices of each index."""
 
     def __init__(self, model: Model, limit: int, gradient: bool) -> None:
         self.model = model
@@ -61,7 +61,7 @@ class _Search:
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
 
     def measure(self, slices: Slices) -> tuple[int, int]:
-        """Returns the summed bytes of a sliced contraction beyond its limit, and its operations."""
+        """Returns the bytes of a slicing beyond the limit, summed, and its operations."""
         key = tuple(sorted(slices.items()))
         if key not in self._known:
             if self.gradient:
@@ -78,7 +78,7 @@ class _Search:
         return self.measure(slices)[0]
 
     def descend(self) -> dict[str, int] | None:
-        """Slices one more index at a time until peak memory fits the limit; None if it cannot."""
+        """Refines a slicing one index at a time until peak memory fits the limit; or None."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
             for labels in (self.largest(slices), self.counts):
@@ -126,7 +126,7 @@ class _Search:
         return {label: counts[-1] for label, counts in self.counts.items()}
 
     def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
-        """Reduces a contraction's numbers of slices as far as the memory limit allows."""
+        """Reduces a slicing's numbers of slices as far as the memory limit allows."""
         for label in sorted(slices, key=lambda c: self.counts[c][-1]):
             for count in (1, *self.counts[label]):
                 if count >= slices[label]:
@@ -141,13 +141,13 @@ class _Search:
 
 
 def _divisors(size: int) -> list[int]:
-    """Returns an index's possible numbers of slices: the divisors of its size above 1."""
+    """Returns possible numbers of slices for slicing an index: the divisors of its size above 1."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the contractions to try to slice: two of least operations, one of least memory."""
+    """Returns contractions to try slicing: the two of least operations, one of least memory."""
     smallest = min(models, key=lambda model: forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 
@@ -155,7 +155,7 @@ def _contenders(models: list[Model]) -> list[Model]:
 def fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Slices contractions as a memory limit demands; returns the cheapest and its slices."""
+    """Finds the cheapest contraction, by slicing as a memory limit demands, and its slices."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = forward_walk(model, slices).cost()._asdict()

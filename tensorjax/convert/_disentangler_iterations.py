@@ -80,7 +80,7 @@ def lowered_tail(
     rng: np.random.Generator,
     iterations: int,
 ) -> tuple[np.ndarray, float, int]:
-    """Lowers a two-site tensor's energy beyond rank k by Procrustes and Gauss–Newton steps.
+    """Lowers a two-site tensor's energy beyond rank k by iterations on disentanglers.
 
     Procrustes steps first, a third of ``iterations``, then Gauss–Newton steps. Returns the best
     unitary, its energy beyond k, and the steps taken.
@@ -114,7 +114,7 @@ def _applied(u: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.ndarray]:
-    """Computes two-site tensors' leading bases and energies beyond rank k, for Procrustes."""
+    """Computes bases of two-site tensors and energies beyond rank k, in Procrustes iterations."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
@@ -249,7 +249,7 @@ def _entropy(y: np.ndarray, n: int) -> np.float64:
 
 
 def _entropy_and_gradient(y: np.ndarray, n: int) -> tuple[np.float64, np.ndarray]:
-    """Computes a two-site tensor's Rényi entropy, and its gradient in a unitary's generator."""
+    """Computes, in iterations, a two-site tensor's Rényi entropy and its gradient."""
     matrix = unfolded(y, n)
     rows = matrix.shape[0] <= matrix.shape[1]
     g = linalg.gram(matrix if rows else linalg.adjoint(matrix))

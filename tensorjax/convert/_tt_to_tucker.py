@@ -134,7 +134,7 @@ def _to_ranks_on_host(
 
 
 def _from_host(t: TT, cut: mode_truncation.Truncated, exponent: int) -> Tucker:
-    """Builds 2^exponent times a truncated train in the dtype of t, the number shared by cores."""
+    """Builds 2^exponent times a truncated train in Tucker form, in the dtype of t."""
     refused = (
         f"t: {t.dtype} cannot hold the cores of its Tucker tensor, whose factors are "
         "orthonormal; convert tt.normalize(t), or cast t to a wider dtype"

@@ -22,7 +22,7 @@ def optional(name: str, install: str) -> Any:
 
 
 def single(x: Any) -> None:
-    """Raises an error unless an argument is a single tensor that can be converted."""
+    """Checks that an argument is a single tensor that can be converted, or raises an error."""
     if not isinstance(x, TT | TTMatrix | Tucker | MERA):
         raise TypeError(f"x: expected a TT, TTMatrix, Tucker or MERA, got {type(x).__name__}")
     if _check.is_traced(x):

@@ -77,7 +77,7 @@ def causal_cone(m: MERA, sites: int | Sequence[int]) -> list[ConeLayer]:
 
 
 def _cone(wiring: Wiring, sites: Sequence[int]) -> ConeLayer:
-    """Finds the tensors of a MERA layer on which the reduced state of some sites below depends."""
+    """Finds tensors of a MERA layer in the causal cone of some sites below."""
     pairs = wiring.pairs
     involved = tuple(j for j, pair in enumerate(pairs) if set(pair) & set(sites))
     touched = {*sites, *(s for j in involved for s in pairs[j])}
@@ -143,7 +143,7 @@ def expectation(
 
 
 def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
-    """Whether NumPy, not a JAX program, computes a local expectation value of a MERA."""
+    """Whether NumPy, not a JAX program, computes an expectation value by a causal cone."""
     arrays = [*jax.tree.leaves(m), *([] if linalg.is_host(o) else [o])]
     structure = at, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: 0.0}
@@ -206,7 +206,7 @@ def _closed(top: Any, o: Any, sites: tuple[int, ...]) -> Any:
 
 
 def _network(arrays: Sequence[Any], labels: Sequence[Sequence[int]], result: Sequence[int]) -> Any:
-    """Contracts the network of a MERA's local expectation value, all of NumPy or all of JAX."""
+    """Contracts a MERA's causal cone to an expectation value, all of NumPy or all of JAX."""
     operands = [part for x, names in zip(arrays, labels, strict=True) for part in (x, list(names))]
     if linalg.is_host(arrays[0]):
         return plan(*operands, list(result)).on_host(*arrays)

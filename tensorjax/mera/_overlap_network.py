@@ -56,7 +56,7 @@ _norm_of = jax.jit(_norm)
 
 @placed
 def inner(x: MERA, y: MERA) -> jax.Array:
-    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two MERAs of one structure.
+    """Computes the overlap ⟨x, y⟩ = Σ conj(x_i) y_i (inner product) of two MERAs of one structure.
 
     Args:
       x: MERA; conjugated.
@@ -108,7 +108,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA with axis labels, for the einsum of a norm or inner product."""
+    """Lists all tensors of a MERA with axis labels, for the einsum of an overlap."""
     terms = []
     below = list(sites)
     for layer in m.layers:

@@ -85,7 +85,7 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
 
 @placed
 def tangent(m: MERA, direction: MERA) -> MERA:
-    """Projects a direction on the tangent space of a MERA's isometries: d − x (xᴴ d + dᴴ x)/2.
+    """Projects a direction of refinement on the tangent space of isometries: d − x (xᴴ d + dᴴ x)/2.
 
     Args:
       m: MERA, the point.
@@ -118,7 +118,7 @@ def tangent(m: MERA, direction: MERA) -> MERA:
 
 @placed
 def retract(m: MERA, direction: MERA) -> MERA:
-    """Moves a MERA along a direction, and makes its tensors isometric by polar factors.
+    """Moves a MERA along a direction of refinement, and makes its tensors isometric.
 
     Args:
       m: MERA, the point.
@@ -146,7 +146,7 @@ def retract(m: MERA, direction: MERA) -> MERA:
 
 
 def stiefel(inner: Optimizer) -> Optimizer:
-    """Wraps an Optax optimiser so that it moves MERAs along their Stiefel manifolds.
+    """Wraps an Optax optimiser to refine MERAs along their Stiefel manifolds.
 
     Gradients are projected on the tangent space, ``inner`` makes a step of them, and the step is
     projected and retracted: ``optax.apply_updates(m, updates)`` has orthonormal columns again. The
@@ -192,7 +192,7 @@ def stiefel(inner: Optimizer) -> Optimizer:
 
 
 def conjugate_gradient() -> Optimizer:
-    """Returns a Riemannian conjugate gradient optimiser for MERAs, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
     ``value_fn``, the loss as a function of the MERA. Gradients are directions of steepest ascent:
@@ -392,7 +392,7 @@ def _root(infidelity: Any) -> float:
 
 
 def _best_top(m: MERA, t: TT) -> jax.Array:
-    """Computes the top tensor for which a MERA of given layers is nearest to a tensor train."""
+    """Computes, in refinement, the top tensor with which a MERA is nearest to a tensor train."""
     sites = list(range(m.order))
     *network, (_, top) = _network(m, sites, m.order)
     fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])

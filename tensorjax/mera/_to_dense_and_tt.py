@@ -24,7 +24,7 @@ _FAR = 48  # powers of two that the top of a concrete MERA may be off one
 
 
 def is_numpys(operation: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether a MERA is converted by NumPy; JAX would compile a program per structure."""
+    """Whether NumPy converts a MERA to dense or TT; JAX would compile a program per structure."""
     structure = operation, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(m.dtype), "key": structure, "work": lambda: work}
     return choose_kernel(operation, jax.tree.leaves(m), **facts) is NUMPY
@@ -114,7 +114,7 @@ def _apply(
 
 @placed
 def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None = None) -> TT:
-    """Converts a MERA to a tensor train, exactly or rounded.
+    """Converts a MERA to a tensor train (TT), exactly or rounded.
 
     Args:
       m: MERA. One of NumPy arrays is contracted by NumPy, and gives cores of NumPy.
@@ -198,7 +198,7 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
 
 
 def exact_train(m: MERA) -> TT:
-    """Converts a MERA to a tensor train exactly, in NumPy or JAX as its arrays are."""
+    """Converts a MERA to a tensor train (TT) exactly, in NumPy or JAX as its arrays are."""
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)
@@ -216,7 +216,7 @@ def _top_cores(top: Any) -> list[Any]:
 
 
 def _split(x: Any) -> list[Any]:
-    """Splits a MERA's top or block (r, n_1, …, n_k, s) into k train cores exactly, by QR."""
+    """Splits a MERA's top or block (r, n_1, …, n_k, s) into k TT-cores exactly, by QR."""
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     cores = []
@@ -233,7 +233,7 @@ def _split(x: Any) -> list[Any]:
 
 
 def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
-    """Contracts one MERA layer with a tensor train of its top legs; returns the cores below."""
+    """Contracts a MERA layer with a tensor train of its top legs to TT-cores below."""
     cores: list[Any] = []
     for core, w in zip(coarse, layer.isometries, strict=True):
         block = network_einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
@@ -247,7 +247,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies a disentangler across the two ends of a train, to convert a periodic MERA."""
+    """Applies a disentangler across the two ends of a TT, to convert a periodic MERA."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

@@ -36,7 +36,7 @@ def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
 
 
 def check_heads_and_dropout(config: Any) -> None:
-    """Raises ValueError unless heads divide features and the dropout rate is in [0, 1)."""
+    """Checks that heads divide features and the dropout rate is in [0, 1), else ValueError."""
     if config.features % config.heads:
         raise ValueError(
             f"heads: expected a divisor of features = {config.features}, got {config.heads}"
@@ -49,7 +49,7 @@ def check_heads_and_dropout(config: Any) -> None:
 def check_ids(
     name: str, ids: Any, counts: int | tuple[int, ...], ndim: int, *, ignored: bool = False
 ) -> jax.Array:
-    """Converts a model's integer ids to an array; ValueError for wrong axes or ids out of range.
+    """Checks a model's integer ids, and converts them to an array; ValueError if out of range.
 
     Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
 

@@ -119,7 +119,7 @@ class _MLP(nnx.Module):
 
 
 class DLRM(nnx.Module):
-    """Deep learning recommendation model: bottom MLP, embeddings, dot products, top MLP.
+    """DLRM, a deep learning recommendation model: bottom MLP, embeddings, dot products, top MLP.
 
     With z₀ the bottom MLP's output and z_k the row of table k, the top MLP sees z₀ and all zᵢ·zⱼ,
     j < i. Tables and layers below the thresholds of the configuration stay dense, whatever the

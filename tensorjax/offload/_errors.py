@@ -14,7 +14,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no
 
 
 class StoreError(RuntimeError):
-    """Base class of a tensor store's exceptions; the message gives the cause and the remedy.
+    """Base class of a tensor store's errors; the message gives the cause and the remedy.
 
     Attributes:
         tensors: Names of all tensors that are concerned; a message names the first few.
@@ -37,7 +37,7 @@ class StoreError(RuntimeError):
 
 
 class CapacityError(StoreError):
-    """Raised if a store's capacity, disk or staging memory is too small; the message has sizes.
+    """Error of a store whose capacity, disk or staging memory is too small; it tells sizes.
 
     Example:
         >>> import tempfile, numpy as np
@@ -53,7 +53,7 @@ class CapacityError(StoreError):
 
 
 class CorruptError(StoreError):
-    """Raised if a store's data or index is missing, cut or changed; names the tensors if known.
+    """Error of a store whose data or index is missing, cut or changed; names tensors if known.
 
     Example:
         >>> import pathlib, tempfile, numpy as np
@@ -73,7 +73,7 @@ class CorruptError(StoreError):
 
 
 class LockedError(StoreError):
-    """Raised if a tensor store is open already, in another process or in this one.
+    """Error of a tensor store that is open already, in another process or in this one.
 
     Example:
         >>> import tempfile
@@ -89,7 +89,7 @@ class LockedError(StoreError):
 
 
 class MismatchError(StoreError, ValueError):
-    """Raised if a tensor store is of another format, model, optimiser or process than expected.
+    """Error of a tensor store of another format, model, optimiser or process than expected.
 
     Example:
         >>> import tempfile
@@ -126,7 +126,7 @@ class StoreWarning(UserWarning):
 
 
 class Notices(list[str]):
-    """List of a tensor store's notices to the user, each also issued as a warning or log entry."""
+    """List of a store's notices, beside its errors; each is also a warning or log entry."""
 
     def __call__(self, message: str) -> None:
         self.append(message)

@@ -37,7 +37,7 @@ class InterruptibleCondition:
         self._lock, self._waiting = lock, deque[threading.Lock]()
 
     def wait(self, holds: Callable[[], T]) -> T:
-        """Waits until ``holds()`` is true, or Ctrl-C interrupts it; the caller holds no lock.
+        """Waits in a thread until ``holds()`` is true, or Ctrl-C interrupts; no lock is held.
 
         ``holds`` itself is called with the lock.
         """

@@ -14,12 +14,12 @@ Axes = tuple[str, ...]
 
 
 def size(axes: Axes) -> int:
-    """Returns the number of devices along mesh axes, inside `jax.shard_map`."""
+    """Returns the number of devices in collectives along mesh axes, inside `jax.shard_map`."""
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
 def index(axes: Axes) -> jax.Array | int:
-    """Returns this device's number along mesh axes, the first axis changing slowest."""
+    """Returns this device's number in collectives along mesh axes, the first changing slowest."""
     return jax.lax.axis_index(axes) if axes else 0
 
 
@@ -46,14 +46,14 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Returns the mesh axes over which an array may differ between devices in `jax.shard_map`."""
+    """Returns mesh axes over which an array may differ between devices, for collectives."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks an array as varying along mesh axes, so that `jax.shard_map` sums its gradient."""
+    """Marks an array as varying along mesh axes, so that a collective sums its gradient."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
@@ -99,12 +99,12 @@ _placed.defvjp(_placed_forward, _placed_backward)
 
 
 def total(x: jax.Array, axes: Axes) -> jax.Array:
-    """Sums an array over the devices along ``axes`` (all-reduce)."""
+    """Sums an array over the devices along ``axes``, a collective (all-reduce)."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def largest(x: jax.Array, axes: Axes) -> jax.Array:
-    """Computes the maximum over the devices along ``axes`` (all-reduce), without a derivative."""
+    """Computes the maximum over devices along ``axes``, a collective without derivative."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, axes) if axes else x
 
@@ -117,7 +117,7 @@ def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
 
 
 def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """Returns this device's block of an array that is equal on all devices along ``axes``."""
+    """Returns this device's block of an array equal on all devices, without a collective."""
     if not axes:
         return x
     length = x.shape[dim] // size(axes)
@@ -125,7 +125,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to an array in `jax.shard_map`, to add it to one of more axes.
+    """Prepends axes of size one to an array inside `jax.shard_map`, to add it to one of more axes.
 
     The tests forbid rank promotion.
     """
@@ -140,7 +140,7 @@ def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies column-sharded x by w inside `jax.shard_map`, passing blocks around a ring.
+    """Multiplies column-sharded x by w, a collective that passes blocks around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

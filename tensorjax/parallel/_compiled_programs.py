@@ -124,7 +124,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _visit(name: str, computations: Mapping[str, list[str]], known: dict[str, _Found]) -> _Found:
-    """Counts runs and bytes of all collectives in one run of an HLO computation, by kind."""
+    """Counts runs and bytes of a compiled program's collectives in an HLO computation."""
     if name not in known:
         lines = computations.get(name, ())
         known[name] = _added([_instruction(line, computations, known) for line in lines])
@@ -181,7 +181,7 @@ def _rounds(line: str) -> int:
 
 
 def _sent(kind: str, started: bool, line: str) -> float:
-    """Computes the bytes that one device sends in one HLO collective."""
+    """Computes the bytes that one device sends in one HLO collective of a compiled program."""
     if kind in ("collective-permute", "collective-broadcast"):
         pairs = _PAIRS.search(line)
         ends = [pair.split(",") for pair in re.findall(r"\{([^{}]*)\}", pairs[1])] if pairs else []
@@ -201,7 +201,7 @@ def _sent(kind: str, started: bool, line: str) -> float:
 
 
 def _group(line: str) -> int:
-    """Parses the number of devices in a group of an HLO collective."""
+    """Parses the number of devices in an HLO collective's group, in a compiled program."""
     if listed := _GROUPS.search(line):
         return listed[1].count(",") + 1
     if iota := _IOTA.search(line):

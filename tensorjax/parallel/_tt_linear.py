@@ -33,7 +33,7 @@ def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
 
 
 def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.Array:
-    """Applies a tensor-train layer to this device's block of features; returns its output block.
+    """Applies a tensor-train linear layer to this device's block of features.
 
     With cores G_1 … G_p of the input, G_{p+1} … G_{p+q} of the output, on each device:
 

@@ -80,7 +80,7 @@ class _Drawing:
         self._ax, self._labelled = ax, labelled
 
     def line(self, a: _Point, b: _Point, size: int, *, at: float = 0.5) -> None:
-        """Draws an index as a line from a to b, its size beside it, ``at`` a share of the way."""
+        """Draws an index of a network as a line from a to b, its size beside it at a share."""
         (x, y), (z, w) = a, b
         self._ax.plot((x, z), (y, w), color=INK, lw=0.6 + 0.5 * math.log2(max(size, 1)), zorder=1)
         if self._labelled:

@@ -103,7 +103,7 @@ def apply(p: Projection, x: Any) -> Any:
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether x has a random map's ``in_shape`` as last axes, not N as one; else ValueError."""
+    """Whether x to which a map is applied has ``in_shape`` as last axes, not N; or ValueError."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -156,7 +156,7 @@ def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
 
 
 def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
-    """Returns the batch axes of rows that NumPy is known to serve for a map; None of others."""
+    """Returns the batch axes of rows to which NumPy is known to apply a map; None of others."""
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
         return None
     kept = getattr(p, "_leads", None)

@@ -18,7 +18,7 @@ _THREADS = 2**18
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects rows of x to (…, M) at random by NumPy; returns whether all is finite too."""
+    """Applies a map to rows x on the host by NumPy, to (…, M), and tells if all is finite."""
     rows = np.asarray(x).reshape(math.prod(lead), -1)
     with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):

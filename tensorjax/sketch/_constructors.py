@@ -202,7 +202,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws positions and signs of nonzeros of a sparse random map, at a given probability.
+    """Draws positions and signs of nonzeros of a new sparse random map.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.
@@ -218,7 +218,7 @@ def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> An
 
 
 def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list[Any] | None:
-    """Draws positions and signs of nonzeros of a sparse random map by NumPy; None if it cannot."""
+    """Draws positions and signs of nonzeros of a new sparse map by NumPy; None if it cannot."""
     words = words_of(key)
     if words is None:
         return None
@@ -234,14 +234,14 @@ def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list
 
 
 def _capacity(count: int, probability: float) -> int:
-    """Returns how many nonzeros a sparse random map of given probability has room for."""
+    """Returns how many nonzeros a new sparse random map of given probability has room for."""
     mean = count * probability
     return min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Gaps:
-    """Geometric distribution: failures before each success, for gaps in a sparse random map."""
+    """Geometric distribution: failures before each success, for gaps in a new sparse random map."""
 
     probability: float
 

@@ -47,13 +47,13 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """Rounds the number of nonzeros to project up, so that few programs are compiled."""
+    """Rounds the number of sparse input's nonzeros up, so that few programs are compiled."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 
 
 def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Array, ...]:
-    """Returns values, rows and mode indices of the nonzeros of a BCOO array."""
+    """Returns values, rows and mode indices of the nonzeros of sparse input, a BCOO array."""
     if x.n_batch or x.n_dense:
         x = jsparse.bcoo_update_layout(x, n_batch=0, n_dense=0)
     # BCOO pads with places outside the array, which gathers would clip back in.

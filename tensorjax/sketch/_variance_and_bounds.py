@@ -347,7 +347,7 @@ def guaranteed_shape(
 def johnson_lindenstrauss_min_dim(
     n_samples: int, eps: float = 0.1, *, delta: float = 0.1, order: int = 2, rank: int = 1
 ) -> int:
-    """Returns the output size M for which `ttrp` provably keeps distances within 1 ± eps.
+    """Returns the bound on the output size M by which `ttrp` keeps distances in 1 ± eps.
 
     With probability 1 − delta all of the n(n−1)/2 squared distances are kept up to a factor in
     [1 − eps, 1 + eps], whatever the n points, for Rademacher, Gaussian or Achlioptas' entries

@@ -28,7 +28,7 @@ _DTYPES = [np.float64, np.float32]
 
 
 class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Scikit-learn transformer that applies a tensor-train random projection.
+    """Scikit-learn estimator (transformer) that applies a tensor-train random projection.
 
     Dense and sparse input; float32 gives float32 and float64 gives float64, whatever JAX's
     64-bit mode is (that mode is entered for the call, in the calling thread only). Rows of X are
@@ -185,7 +185,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
 
     def transform(self, X: Any) -> np.ndarray:
-        """Projects the rows of X, dense or sparse, by the fitted random map.
+        """Projects the rows of X, dense or sparse, by the fitted estimator.
 
         Args:
           X: array or scipy.sparse matrix (n_samples, n_features_in_).
@@ -211,7 +211,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return _in_dtype(X.dtype, self.projection_, X)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Maps projected rows back by the Moore–Penrose inverse of the random projection.
+        """Maps rows back by the estimator's Moore–Penrose inverse of the projection.
 
         For a plain Kronecker product it is the product of the factors' inverses; with TT-ranks or
         padding it is found from the Gram matrix of the M rows, at a cost of M³.

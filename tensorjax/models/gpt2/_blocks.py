@@ -19,7 +19,7 @@ EPSILON = 1e-5  # of its layer norms
 
 
 class Norm(nnx.Module):
-    """Layer norm of GPT-2 over the features, for any layout of them on devices."""
+    """Layer norm of GPT-2's blocks over the features, for any layout of them on devices."""
 
     def __init__(self, features: int, param_dtype: Any) -> None:
         self.scale = nnx.Param(jnp.ones((features,), param_dtype))
@@ -30,7 +30,7 @@ class Norm(nnx.Module):
 
 
 class _Linear(nnx.Module):
-    """Parameters of GPT-2's dense linear layers, kernel and bias; base of `Column` and `Row`."""
+    """Parameters of dense linear layers in GPT-2 blocks, kernel and bias; base class."""
 
     def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
@@ -38,14 +38,14 @@ class _Linear(nnx.Module):
 
 
 class Column(_Linear):
-    """Dense linear layer of GPT-2 that widens the features: kernel (features, …, wide)."""
+    """Dense linear layer of a GPT-2 block that widens features: kernel (features, …, wide)."""
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.column(x, self.kernel[...], self.bias[...])
 
 
 class Row(_Linear):
-    """Dense linear layer of GPT-2 that maps back to the features: kernel (wide, features)."""
+    """Dense linear layer of a GPT-2 block that maps back to features: kernel (wide, features)."""
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.row(x, self.kernel[...], self.bias[...])
@@ -99,7 +99,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes attention queries, keys and values, each (batch, length, heads, head width)."""
+        """Computes a GPT-2 block's queries, keys, values, each (batch, length, heads, width)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)

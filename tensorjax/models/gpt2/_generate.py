@@ -189,7 +189,7 @@ def _generated(
 def _prefilled(
     model: GPT2, tokens: jax.Array, lengths: jax.Array, total: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Runs the prompts through GPT-2; returns next-token logits and the key–value cache."""
+    """Runs prompts to be continued through GPT-2; returns next-token logits and the cache."""
     layout, x = (
         Single(),
         _embedded(model, tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]),
@@ -215,7 +215,7 @@ def _next(
     position: jax.Array,
     cache: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Runs one token per row through GPT-2; returns next-token logits and the updated cache."""
+    """Runs one generated token per row through GPT-2; returns next logits and updated cache."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])
     graph, params = nnx.split(model.blocks)
     rows = jnp.arange(token.shape[0], dtype=jnp.int32)

@@ -159,7 +159,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Computes the weighted sum of next-token losses, −log p(target), and the sum of weights.
+        """Computes a GPT-2 model's weighted sum of losses, −log p(target), and the sum of weights.
 
         Their quotient is the mean loss. Two sums can be added over batches and devices, of
         whatever weights; a mean cannot. Where no target counts both are 0, as is the gradient of
@@ -225,7 +225,7 @@ class GPT2(nnx.Module):
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
-        """Returns the logical axis names of all GPT-2 parameters, by which a layout shards them.
+        """Returns logical axis names of the model's parameters, by which a layout shards them.
 
         Returns:
           A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of
@@ -253,7 +253,7 @@ class GPT2(nnx.Module):
 def _loop_body(
     graph: Any, config: GPT2Config, attention: str | None, layout: Layout
 ) -> tuple[Callable[..., Any], int]:
-    """Builds the body of GPT-2's scan over its blocks, and how many blocks it unrolls.
+    """Builds the body of a GPT-2 model's scan over its blocks, and how many blocks it unrolls.
 
     Cached: outside of `jax.jit` a scan is compiled once for each body.
     """

@@ -43,7 +43,7 @@ class Lease:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only NumPy array of a tensor that was read, a view of the staging memory.
+        """Read-only NumPy array of a leased tensor, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
 

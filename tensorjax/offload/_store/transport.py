@@ -21,7 +21,7 @@ Pools = tuple[Pool, Pool]
 
 
 class Transport:
-    """Owner of a tensor store's queue, staging memory, reader, writer and I/O backend.
+    """Transport of a store: owner of its queue, staging memory, reader, writer and I/O backend.
 
     Where it is dropped, threads end and the lock is let go.
 

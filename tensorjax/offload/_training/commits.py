@@ -211,7 +211,7 @@ def resume_or_reserve(
     stale: bool,
     gradients: bool,
 ) -> Progress | None:
-    """Resumes a training from its store, or reserves its tensors in a new store.
+    """Resumes a training from a store's last commit, or reserves its tensors in a new one.
 
     Args:
       store: of this process; what was written to it since its last commit is forgotten.

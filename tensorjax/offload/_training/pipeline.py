@@ -86,7 +86,7 @@ class Order:
 
 
 class Pipeline:
-    """Pipeline of an offloaded training: parameter stream, passes, gradients, updates.
+    """Pipeline of an offloaded training: weight stream, passes, gradients, updates.
 
     Args:
       groups: of its parameters, by name.

@@ -49,12 +49,12 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration of a time span in seconds."""
+        """Duration of a time span of a trace in seconds."""
         return self.stop - self.start
 
 
 class Trace:
-    """Recorder of the time spans of a training, in the order they ended in, from any thread.
+    """Trace of a training: recorder of time spans from any thread, in the order they ended in.
 
     Args:
       capacity: spans that are kept; the first ones are dropped when there are more.

@@ -17,7 +17,7 @@ class Wrapper(abc.ABC):
     @property
     @abc.abstractmethod
     def inner(self) -> Any:
-        """Function or Optax transformation that a wrapper object wraps."""
+        """Function or Optax transformation wrapped by an object, referenced weakly."""
 
     @property
     @abc.abstractmethod
@@ -27,7 +27,7 @@ class Wrapper(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def around(cls, inner: Any, kind: Any) -> Self:
-        """Builds a wrapper with a given key around a function or Optax transformation."""
+        """Builds a wrapper with a given key around a function, for weak references."""
 
 
 class WeakCache:
@@ -88,7 +88,7 @@ class WeakCache:
         return found.setdefault(last, {})
 
     def _key(self, function: Any) -> Any:
-        """Returns what stands for a function as a key, and lives as long; the lock is held."""
+        """Returns what stands for a function in a weak cache's key; the lock is held."""
         if not isinstance(function, types.MethodType):
             return function
         numbers = (id(function.__self__), id(function.__func__))

@@ -40,7 +40,7 @@ _METHODS = (
 
 
 def available() -> tuple[str, ...]:
-    """Returns the names of the I/O backends that ``backend=`` accepts on this machine.
+    """Returns the names of the I/O backends to choose from by ``backend=`` on this machine.
 
     Without "io_uring" where its C library is not there; with the plug-ins that are installed.
 
@@ -59,7 +59,7 @@ def available() -> tuple[str, ...]:
 
 
 def plugins() -> dict[str, Callable[..., Backend]]:
-    """Returns the constructors of the installed plug-in I/O backends, by name."""
+    """Returns the constructors of installed plug-in I/O backends to choose from, by name."""
     found: dict[str, Callable[..., Backend]] = {}
     if importlib.util.find_spec("kvikio") is not None:
         found["kvikio"] = _threads.kvikio
@@ -69,7 +69,7 @@ def plugins() -> dict[str, Callable[..., Backend]]:
 
 
 def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Constructs a store's I/O backend from its name; returns a given backend object unchanged.
+    """Chooses a store's I/O backend by name and constructs it; returns a given object as is.
 
     Args:
         backend: A name, or anything with the methods of `Backend`.
@@ -111,7 +111,7 @@ def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) ->
 
 
 def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Returns an io_uring backend if a trial transfer by it works, else a thread-pool backend.
+    """Chooses the io_uring backend if a trial transfer by it works, else a thread-pool backend.
 
     With options it is the pool of threads, whose options they are.
     """

@@ -68,11 +68,11 @@ class Backend(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether an I/O backend's transfers bypass the page cache."""
+        """Whether a backend's transfers bypass the page cache, in the backend protocol."""
         ...
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens an I/O backend's data file, and creates it if it is missing.
+        """Opens a backend's data file, created if missing, in the backend protocol.
 
         Args:
             path: Of the data file.
@@ -82,11 +82,11 @@ class Backend(Protocol):
         ...
 
     def size(self) -> int:
-        """Returns the size of an I/O backend's data file in bytes."""
+        """Returns the size of a backend's data file in bytes, in the backend protocol."""
         ...
 
     def allocate(self, size: int) -> None:
-        """Reserves disk space for the first ``size`` bytes of an I/O backend's data file.
+        """Reserves disk space for the first ``size`` bytes, in the backend protocol.
 
         Args:
             size: Bytes from the start of the file.
@@ -97,7 +97,7 @@ class Backend(Protocol):
         ...
 
     def start(self, queue: Queue) -> None:
-        """Starts an I/O backend's threads, which serve a queue of transfers from then on.
+        """Starts threads that serve a queue of transfers, in the backend protocol.
 
         Args:
             queue: Of the store, from which transfers are taken until it is closed.
@@ -105,15 +105,15 @@ class Backend(Protocol):
         ...
 
     def stop(self) -> None:
-        """Waits for an I/O backend's threads to end, once the queue was closed."""
+        """Waits for threads to end once the queue was closed, in the backend protocol."""
         ...
 
     def sync(self) -> None:
-        """Waits until everything that an I/O backend has written is on the disk."""
+        """Waits until everything written is on the disk, in the backend protocol."""
         ...
 
     def close(self) -> None:
-        """Closes an I/O backend's data file, after `stop`."""
+        """Closes a backend's data file after `stop`, in the backend protocol."""
         ...
 
 

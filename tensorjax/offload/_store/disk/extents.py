@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """Disk blocks of one tensor, or of several small ones, at two positions in the data file.
+    """Extent of one tensor, or of several small ones: disk blocks at two positions in the file.
 
     One of the two slots is committed; the other one gets the next state.
 
@@ -86,7 +86,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """Groups tensors by the disk blocks that they occupy; those that share a block go together."""
+    """Groups tensors to extents by the disk blocks that they occupy, shared ones together."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN

@@ -58,7 +58,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Lock:
-    """File lock (flock) by which one process at a time has a tensor store open.
+    """Lock of a store's folder (flock), by which one process at a time has the store open.
 
     Attributes:
         owner: The process that took it; one that was forked from it has the descriptor too.
@@ -68,7 +68,7 @@ class Lock:
     owner: int
 
     def release(self) -> None:
-        """Releases the file lock of a store; in a forked process only closes its descriptor."""
+        """Releases the lock of a store's folder; in a forked process only closes its descriptor."""
         if self.owner == os.getpid():
             with contextlib.suppress(OSError):  # where locks do not work
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)

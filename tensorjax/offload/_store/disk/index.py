@@ -20,7 +20,7 @@ _READ = ("1", "2")  # in the first one no tensors shared a block
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """Lists, as text, the fields in which requested metadata differ from a tensor store's."""
+    """Lists, as text, fields in which requested metadata differ from those of a store's index."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line

@@ -41,7 +41,7 @@ class Queue(StagingQueue):
     # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """Registers disk requests behind earlier ones on the same blocks; the lock is held."""
+        """Registers requests in the queue behind earlier ones on their blocks; the lock is held."""
         if self._closed:
             raise StoreError("the store was closed")
         for request in requests:
@@ -125,7 +125,7 @@ class Queue(StagingQueue):
             self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
-        """Waits until no earlier request blocks a write, so that it may fill staging memory.
+        """Waits until no earlier request in the queue blocks a write from filling staging memory.
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
@@ -133,7 +133,7 @@ class Queue(StagingQueue):
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Releases one tensor's share of staging memory that a read filled; may be called twice."""
+        """Returns a tensor's share of staging memory to the queue; may be called twice."""
         with self.lock:
             try:
                 self._release(buffer, name)
@@ -144,7 +144,7 @@ class Queue(StagingQueue):
                 raise
 
     def hasten_writes(self, deadline: float) -> None:
-        """Moves all pending disk writes, and what they wait for, to an earlier deadline."""
+        """Moves all writes in the queue, and what they wait for, to an earlier deadline."""
         with self.lock:
             for request in self._pending:
                 self.hasten(request, deadline)
@@ -254,7 +254,7 @@ class Queue(StagingQueue):
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Completes a disk request and unblocks those that waited for it; lock not held.
+        """Completes a request in the queue, and unblocks those that waited for it; lock not held.
 
         Where a signal cuts it off, it may be called again: nothing is left half-done for ever.
         """

@@ -133,7 +133,7 @@ class Request:
                 slot.readers.remove(self)
 
     def attach(self, pool: Pool | None, start: int, memory: np.ndarray) -> "Buffer":
-        """Assigns staging memory to the transfers of a read; returns the buffer that holds it."""
+        """Assigns staging memory to the transfers of a read request; returns the buffer of it."""
         for op in self.ops:
             op.memory = memory[op.position : op.position + op.size]
             op.pool, op.place = pool, op.position + start if pool is not None else -1

@@ -15,7 +15,7 @@ from tensorjax.offload._training.storage.arrays import begin, finite, lends, wid
 
 
 class Engine:
-    """Executor of a model's layers by jitted forward and backward programs, a pair a function.
+    """Engine that runs a model's layers by jitted forward and backward programs.
 
     A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
     from what the forward pass kept of it: the results of its matrix products, by a policy of
@@ -78,7 +78,7 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Device for parameters without shardings: JAX's default device."""
+        """Device of the engine for parameters without shardings: JAX's default device."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:

@@ -164,7 +164,7 @@ class LayerPrograms:
         self._means: set[Any] = set()
 
     def check_mean(self, name: str, params: PyTree, xs: Any, batches: Any) -> None:
-        """Raises ValueError if a loss without weight is not the mean of the losses of its rows.
+        """Raises ValueError if a last layer's loss without weight is not the mean over rows.
 
         Such a loss depends on how a batch is cut. It is computed once for given shapes, of the
         first row of each of two microbatches and of both rows, without a random key. Arrays that

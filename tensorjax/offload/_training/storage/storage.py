@@ -64,7 +64,7 @@ class Storage(Protocol):
         ...
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether a pytree is in memory already, or being read, on behalf of another reader."""
+        """Whether a storage has a pytree in memory already, or reads it, for another reader."""
         ...
 
     def starved(self) -> bool:

@@ -38,11 +38,11 @@ class Named(Wrapper):
         return cls(inner, kind)
 
     def init(self, params: Any) -> Any:
-        """Initialises an Optax state for parameters that are wrapped in a mapping under a name."""
+        """Initialises a labelled transformation's state for parameters wrapped under a name."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Computes the update of a parameter group that is wrapped in a mapping under its name."""
+        """Computes a labelled transformation's update of a group wrapped under its name."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state

@@ -125,7 +125,7 @@ class UpdateScheduler:
     # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """Picks the group whose optimiser state to read next, version and deadline; or None."""
+        """Picks the group whose state the scheduler reads next, version and deadline; or None."""
         if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
         coming = self._coming() if self._early else {}
@@ -162,7 +162,7 @@ class UpdateScheduler:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """Picks the most urgent update that can be made, and whether its results fit in memory.
+        """Picks the scheduler's most urgent update to make, and whether its results fit in memory.
 
         Where they do not, one that is updated in its place, and so gives memory back.
         """
@@ -205,7 +205,7 @@ class UpdateScheduler:
     # Parts of these decisions, from the attributes.
 
     def _first(self, there: list[str]) -> str:
-        """Picks the optimiser update to make next: most urgent, or longest in memory."""
+        """Picks the scheduler's next update: the most urgent, or longest in memory."""
         if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
             return there[0]
         # None is needed soon: the one that has held its memory longest, which others wait for.
