@@ -28,15 +28,16 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, Path
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
+from tensorjax.pde._generators.field_motion import FieldMotion, field_motion
 from tensorjax.pde._integration import integrate as _integrate
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.failure_diagnosis import Stopped, failed
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
-from tensorjax.pde._integration.statuses import Stopped, failed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, told
-from tensorjax.pde._maps.flow_map import Fields, FlowMap
-from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._maps.flow_map import FlowMap
+from tensorjax.pde._maps.vector_fields import Fields
+from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.flowed_problem import Flowed
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.times import checked_end, step_count

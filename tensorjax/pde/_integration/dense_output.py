@@ -4,8 +4,8 @@ import bisect
 from typing import Any
 
 from tensorjax.pde._integration import run
+from tensorjax.pde._integration.failure_diagnosis import Options
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import Options
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize
 
 

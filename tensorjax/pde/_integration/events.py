@@ -13,9 +13,9 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.cross_approximation import from_train
 from tensorjax.pde._integration import run
 from tensorjax.pde._integration.dense_output import partial
+from tensorjax.pde._integration.failure_diagnosis import Options, Stopped
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import Options, Stopped
-from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._observables.values_and_moments import evaluate
 
 # Points at which two states are compared.
 _POINTS = 512

@@ -18,11 +18,11 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.generator_inputs import checked_motion
-from tensorjax.pde._integration.accuracy import bond_errors, grid_errors, looks
+from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._integration.error_estimates import bond_errors, grid_errors, looks
+from tensorjax.pde._integration.failure_diagnosis import Options, unbounded_by
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
-from tensorjax.pde._integration.statuses import Options, unbounded_by
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of

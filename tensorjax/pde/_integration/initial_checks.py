@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators.generator_inputs import moves_unbounded
+from tensorjax.pde._generators.coordinate_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck

@@ -13,9 +13,10 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, LEAST
 from tensorjax.pde._integration.events import Events, checked_events
+from tensorjax.pde._integration.failure_diagnosis import ENDANGERED, Options
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import (
     check_at_rest,
@@ -23,9 +24,8 @@ from tensorjax.pde._integration.initial_checks import (
     check_walls,
 )
 from tensorjax.pde._integration.loop import loop
-from tensorjax.pde._integration.progress import progress_of
+from tensorjax.pde._integration.progress_and_statistics import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y
-from tensorjax.pde._integration.statuses import ENDANGERED, Options
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
@@ -35,7 +35,7 @@ from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.times import checked_end
-from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
+from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed, Replay
 
 # Default of max_steps; with rank= any other value is refused.
 _STEPS = 100_000
@@ -310,29 +310,6 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
         '"laguerre", or with walls) where coordinates stay at rest, and no two others that could '
         f"move, got {coordinates!r}"
     )
-
-
-class Replay:
-    """Moving coordinates for a PDE that repeat the motion of an earlier `Solution`."""
-
-    def __init__(self, solution: Solution):
-        stats = solution.stats
-        if "sigma" not in stats or not len(stats["t"]):
-            raise ValueError(
-                "coordinates: expected a pde.Solution that recorded its motion, got one that did "
-                "not; make it by pde.integrate with tol="
-            )
-        self._times = stats["t"] - stats["dt"]
-        self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
-
-    def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns the earlier coordinate motion (Σ, β) at time t, interpolated between steps."""
-        k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
-        near = min(k + 1, len(self._times) - 1)
-        span = self._times[near] - self._times[k]
-        w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
-        total = (1 - w) * self._values[k] + w * self._values[near]
-        return Motion(total[:, :-1], total[:, -1])
 
 
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:

@@ -5,14 +5,19 @@ from typing import Any, Generic
 
 import numpy as np
 
-from tensorjax.pde._integration.accuracy import absolute_mass, inaccurate, lossy, moments_lost
 from tensorjax.pde._integration.dense_output import DenseOutput
+from tensorjax.pde._integration.error_estimates import (
+    absolute_mass,
+    inaccurate,
+    lossy,
+    moments_lost,
+)
 from tensorjax.pde._integration.events import Watch
+from tensorjax.pde._integration.failure_diagnosis import Stopped
 from tensorjax.pde._integration.initial_checks import conserves, is_density
 from tensorjax.pde._integration.run import Run
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
-from tensorjax.pde._integration.statuses import Stopped
-from tensorjax.pde._stepping.runge_kutta_adams_imex import unrestored
+from tensorjax.pde._stepping.step_rounding import unrestored
 
 
 def loop(

@@ -12,13 +12,8 @@ from tensorjax import _blas_threads, _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.generator_inputs import checked_motion
-from tensorjax.pde._integration.initial_checks import check_inside, is_density
-from tensorjax.pde._integration.memory import Memory
-from tensorjax.pde._integration.moment_errors import MomentEquations
-from tensorjax.pde._integration.progress import Compilations, row_of, stats_of
-from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import (
+from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._integration.failure_diagnosis import (
     CURABLE,
     Options,
     Stopped,
@@ -27,6 +22,11 @@ from tensorjax.pde._integration.statuses import (
     too_fast,
     unbounded,
 )
+from tensorjax.pde._integration.initial_checks import check_inside, is_density
+from tensorjax.pde._integration.memory import Memory
+from tensorjax.pde._integration.moment_errors import MomentEquations
+from tensorjax.pde._integration.progress_and_statistics import Compilations, row_of, stats_of
+from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -35,8 +35,9 @@ from tensorjax.pde._stepping.low_moments import Moments, low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
-from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, WHOLE, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import WHOLE, Step
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
+from tensorjax.pde._stepping.step_rounding import CLEARED, Trim
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.times import reaches
 

@@ -18,10 +18,10 @@ from tensorjax import _check, _extras
 from tensorjax._formats.pytree_base import shown
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._integration.accuracy import static_errors
+from tensorjax.pde._integration.error_estimates import static_errors
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.marginals import marginal
+from tensorjax.pde._observables.values_and_moments import moments
 from tensorjax.pde._stepping.times import snapped
 
 # Half width of the interval of a marginal in a dataset, in standard deviations.

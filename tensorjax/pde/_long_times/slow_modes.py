@@ -15,8 +15,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.solution import Result
-from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._long_times.closed_forms import derivatives_of_gaussian
 from tensorjax.pde._long_times.stationary import (
@@ -31,8 +31,8 @@ from tensorjax.pde._long_times.stationary import (
     with_cores,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
+from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 from tensorjax.tt._algebra import imag, real

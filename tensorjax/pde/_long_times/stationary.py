@@ -17,13 +17,13 @@ from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
+from tensorjax.pde._observables.values_and_moments import moments
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 

@@ -14,7 +14,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
-from tensorjax.pde._long_times.first_passage import (
+from tensorjax.pde._long_times.backward_kolmogorov import (
     Walls,
     backward,
     checked_domain,
@@ -23,6 +23,7 @@ from tensorjax.pde._long_times.first_passage import (
     grid_of,
     probes,
 )
+from tensorjax.pde._observables import values_and_moments
 from tensorjax.pde._problems.problem import Problem
 
 # Hyperbola z = μ (1 + sin(iu − α)), u = (k + ½) h: α, μ t/N and h N for N nodes in a half plane.
@@ -86,8 +87,8 @@ class Expectation:
         return self._values(x, 0)
 
     def _values(self, x: ArrayLike, which: int) -> np.ndarray:
-        rows, inside = linear_systems.interpolation_rows(self.domain, x)
-        out = [np.imag(linear_systems.interpolated(pair[which], rows)) for pair in self.sums]
+        rows, inside = values_and_moments.interpolation_rows(self.domain, x)
+        out = [np.imag(values_and_moments.interpolated(pair[which], rows)) for pair in self.sums]
         return np.where(inside, out, np.nan)
 
 

@@ -11,7 +11,7 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import given
+from tensorjax.pde._observables.values_and_moments import given
 
 
 def edge_mass(v: TT, box: Box) -> float:

@@ -11,7 +11,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import by_parts, given, moments
+from tensorjax.pde._observables.values_and_moments import by_parts, given, moments
 
 # Width of the window of a marginal, in standard deviations, unless the box is narrower.
 _WINDOW = 24.0

@@ -14,7 +14,7 @@ from tensorjax.pde._arguments import generator_of, hosted_cores
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import mass
+from tensorjax.pde._observables.values_and_moments import mass
 
 # Points at which a conditional density is looked up, for every point of the grid.
 _FINER = 8

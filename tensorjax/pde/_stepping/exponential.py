@@ -25,8 +25,9 @@ from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, STAGE, Method, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
+from tensorjax.pde._stepping.step_rounding import CLEARED, STAGE, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
 _ROUNDOFF = 1e-13

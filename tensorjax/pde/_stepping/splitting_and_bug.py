@@ -28,8 +28,9 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import STAGE, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Step
 from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
+from tensorjax.pde._stepping.step_rounding import STAGE, Trim
 
 Array = Any
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._integration.accuracy import ROUGH, grid_errors, looks
+from tensorjax.pde._integration.error_estimates import ROUGH, grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.contractions import einsum, weighted_sum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
@@ -20,6 +21,9 @@ from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.collocation_matrices import moment_weights
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
+
+# Distance of points from the domain that is roundoff of its ends.
+_ROUNDOFF = 8 * float(np.finfo(np.float64).eps)
 
 # Largest number of entries held at once while points are evaluated.
 _CHUNK = 1 << 22
@@ -193,3 +197,33 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
         w = xp.asarray(moment_weights(axis, power)).astype(core.dtype)
         out.append(weighted_sum(core, w))
     return out
+
+
+def interpolation_rows(domain: Box, x: ArrayLike) -> tuple[list[Any], np.ndarray]:
+    """Computes interpolation matrices (m, n_k) of all axes at points x; tells which are inside.
+
+    An end that was computed may lie beside that of the axis by roundoff: 8 eps of its larger end or
+    length. Points so near outside have the values of the end.
+
+    Raises:
+      ValueError: points of another dimension.
+    """
+    points = np.asarray(x, np.float64)
+    if points.ndim != 2 or points.shape[1] != domain.dim:
+        raise ValueError(f"x: expected points of shape (m, {domain.dim}), got {points.shape}")
+    rows, inside = [], np.ones(len(points), bool)
+    for y, axis in zip(points.T, domain.axes, strict=True):
+        if axis.kind == "fourier":
+            y = axis.low + np.mod(y - axis.low, axis.length)
+        end = _ROUNDOFF * max(abs(axis.low), abs(axis.high), axis.length)
+        inside &= (y >= axis.low - end) & (y <= axis.high + end)
+        rows.append(axis.interpolate(np.clip(y, axis.low, axis.high)))
+    return rows, inside
+
+
+def interpolated(cores: Cores, rows: list[Any]) -> np.ndarray:
+    """Evaluates a tensor train at points, (m,), from the interpolation matrices of its axes."""
+    state = np.ones((len(rows[0]), 1))
+    for row, core in zip(rows, cores, strict=True):
+        state = einsum("ma,mn,anb->mb", state, row, core)
+    return state[:, 0]

@@ -1,7 +1,7 @@
 """Nonlinear coordinate motion: choice of the rates of given vector fields by least squares."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,26 +11,9 @@ from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import Setting
-from tensorjax.pde._generators.normal_component import filtered, spectrum
+from tensorjax.pde._generators.normal_equations import filtered, spectrum
+from tensorjax.pde._maps.vector_fields import Basis
 from tensorjax.pde._problems.problem import RightSide
-
-
-class Basis(Protocol):
-    """Interface of a set of vector fields g_m = Π_k f_mk(y_k) e_{j(m)} of TT-rank one."""
-
-    @property
-    def dim(self) -> int:
-        """Number of coordinates of the vector fields."""
-        ...
-
-    @property
-    def axes(self) -> np.ndarray:
-        """Axis j(m) along which each vector field points, (M,)."""
-        ...
-
-    def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor f_mk of vector field m at coordinates y_k, (n,)."""
-        ...
 
 
 class FieldMotion(NamedTuple):
