@@ -57,7 +57,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the coordinate motion Σ y that minimises a right side's TT-normal component.
+    """Computes the motion Σ y of the `Convex` generator, of least TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """
@@ -387,7 +387,7 @@ def _check_options(regularization: float, gauge: str) -> None:
 
 
 class Replay:
-    """Moving coordinates for a PDE that repeat the motion of an earlier `Solution`."""
+    """Generator of moving coordinates that repeats the motion of an earlier `Solution`."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats

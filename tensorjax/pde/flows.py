@@ -182,7 +182,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the end times of flow-map steps of about ``dt``, cut to meet the save times."""
+    """Returns the end times of steps of `flows.integrate` of about ``dt``, cut at save times."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
@@ -192,7 +192,7 @@ def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
 
 
 class _Walk:
-    """Time integration in nonlinear moving coordinates in progress: state and flow map."""
+    """Run of `flows.integrate` in progress: state and flow map."""
 
     now: Any = None
     stop: Stopped | None = None
@@ -222,12 +222,12 @@ class _Walk:
         self._parts: list[dict[str, Any]] = []
 
     def state(self) -> State:
-        """Returns the newest state of an integration, for its checkpoint writer."""
+        """Returns the newest state of a run of `flows.integrate`, for its checkpoint writer."""
         return self.now
 
     @property
     def memory(self) -> Any:
-        """Object with the number of time steps so far, for the checkpoint writer."""
+        """Number of time steps of `flows.integrate` so far, for the checkpoint writer."""
         return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
 
     def remembering(self, state: State) -> State:
@@ -285,7 +285,7 @@ class _Walk:
         })  # fmt: skip
 
     def solution(self) -> Solution:
-        """Joins the solutions of all time steps to one `Solution`."""
+        """Joins the solutions of all time steps of `flows.integrate` to one `Solution`."""
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)

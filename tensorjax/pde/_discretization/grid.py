@@ -122,12 +122,12 @@ class Box:
 
 
 def ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the low and the high ends (d,) of a box's axes."""
+    """Returns the low and the high ends (d,) of all axes of a grid on a box."""
     return np.array([a.low for a in box.axes]), np.array([a.high for a in box.axes])
 
 
 def random_points(box: Box, count: int, seed: int = 0) -> np.ndarray:
-    """Draws uniform random points (count, d) of a box, at which functions are checked."""
+    """Draws uniform random points (count, d) of a grid's box, at which functions are checked."""
     return np.random.default_rng(seed).uniform(*ends(box), (count, box.dim))
 
 

@@ -90,7 +90,7 @@ class WalledAxis(Axis):
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Matrix from weighted grid values to the highest third of the Chebyshev coefficients."""
+        """Matrix from weighted values on an axis with walls to its high Chebyshev coefficients."""
         if self.kind == "fourier":
             return super().fine
         modes = np.polynomial.chebyshev.chebvander(_chebyshev.extrema(self.n + 2), self.n + 1)
@@ -108,7 +108,7 @@ class WalledAxis(Axis):
 
 
 def walled(box: Box, walls: Sequence[Any] | None, noiseless: Sequence[bool] | None = None) -> Box:
-    """Adds absorbing, reflecting or open walls to a box of Chebyshev and periodic axes.
+    """Adds absorbing, reflecting or open walls to the Chebyshev and periodic axes of a box.
 
     Args:
       box: of the domain.

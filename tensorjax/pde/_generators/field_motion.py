@@ -17,7 +17,7 @@ from tensorjax.pde._problems.problem import RightSide
 
 
 class FieldMotion(NamedTuple):
-    """Coefficients of vector fields that move coordinates, with the cost with and without them.
+    """Motion along vector fields: their coefficients, with the cost with and without them.
 
     Attributes:
       rates: ċ, (M,).
@@ -48,7 +48,7 @@ def field_motion(
     levels: Sequence[float] = (),
     regularization: float = 1e-10,
 ) -> FieldMotion:
-    """Finds coefficients of vector fields that minimise a right side's TT-normal component.
+    """Finds the motion along vector fields that minimises a right side's TT-normal component.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m ∇·(g_m v_i))‖² over ċ, v_i = v rounded at δ_i‖v‖
     and N_i the projection on what is normal to the tangent space there: with no levels but the
@@ -114,7 +114,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes normal equations for coefficients of nonlinear vector fields: Gram matrix, load."""
+    """Computes the normal equations of a motion along vector fields: Gram matrix, load."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)
@@ -126,7 +126,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Splits ∇·(g_m v), for a vector field g_m, at each TT bond into tangent and normal factors."""
+    """Splits ∇·(g_m v), of a motion along g_m, at each TT bond into tangent and normal factors."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

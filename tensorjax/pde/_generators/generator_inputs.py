@@ -33,7 +33,7 @@ _WIDE = 16
 
 
 class Spread(NamedTuple):
-    """Mean and covariance of v²/‖v‖², and norm near the box's edge, that steer moving coordinates.
+    """Input of the coordinate generators: mean, covariance of v²/‖v‖², norm near the box's edge.
 
     Attributes:
       mean: (d,).
@@ -49,7 +49,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """Norm (d,) of v near the ends of each axis of the box, less that of unresolved waves.
+        """Norm (d,) of v near the ends of each axis, an input of generators, less unresolved waves.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -57,7 +57,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes mean and covariance of v²/‖v‖² and the norm of v near the box's edge, for a TT v."""
+    """Computes inputs of generators: mean and covariance of v²/‖v‖², norm near the box's edge."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -80,7 +80,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def moment_rates(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates (d,) at which a PDE's right side changes means and variances of v²."""
+    """Computes inputs of generators: rates (d,) at which Q changes means and variances of v²."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -93,7 +93,7 @@ def moment_rates(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects one part of a PDE's right side on the TT bases beside core k: (r, n, s)."""
+    """Projects a part of a generator's right side on the TT bases beside core k: (r, n, s)."""
     if k < point.order - 1:
         return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
@@ -110,7 +110,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses shift β and stretch diag Σ of moving coordinates that hold mean and variance of v².
+    """Chooses the gauge of a generator: shift β and stretch diag Σ that hold moments of v².
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
@@ -129,14 +129,14 @@ def standing(
 
 
 def gauge_strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Computes a factor 0 to 1 for shift and stretch of coordinates, by the norm near the edge."""
+    """Computes the strength of a generator's gauge, from 0 to 1, by the norm near the edge."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)
 
 
 class Setting:
-    """Inputs for the choice of a coordinate motion: v in canonical form, a PDE's right side."""
+    """Inputs of a coordinate generator: v in canonical form, a PDE's right side, the grid."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):
@@ -155,7 +155,7 @@ class Setting:
         )
 
     def _operators(self, others: Any) -> tuple[list[list[families.Link]], list[Cores]]:
-        """Factors the PDE's operators into bond and mode matrices; keeps wide ones whole.
+        """Factors a generator's operators into bond and mode matrices; keeps wide ones whole.
 
         Sums over pairs of matrices would take far longer than the product with v.
         """
@@ -195,7 +195,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of a PDE's right side into TT tangent and normal factors."""
+        """Splits the affine part of a generator's right side into TT tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -206,17 +206,17 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of a PDE's right side into tangent and normal factors at each bond."""
+        """Splits all terms of a generator's right side into TT tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     @property
     def kept(self) -> np.ndarray:
-        """Indices of the off-diagonal entries of Σ, in the motion Σ y, that may be nonzero."""
+        """Indices of the off-diagonal entries of Σ that a generator may choose."""
         free = self.box.unbounded
         return np.flatnonzero(normal_equations.off_diagonal(np.outer(free, free)))
 
     def mean_square(self) -> float:
-        """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had TT-rank one."""
+        """Estimates a generator's scale: the mean of ‖y_k ∂_j v‖², as if v had TT-rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -225,7 +225,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes a coordinate motion Σ y + β from off-diagonal Σ: adds shift, stretch, cost."""
+        """Completes a generator's motion Σ y + β from off-diagonal Σ: adds gauge and cost."""
         seen = spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -7,19 +7,19 @@ import scipy.sparse
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the off-diagonal entries of a square matrix, row by row."""
+    """Returns the unknowns of normal equations: the off-diagonal entries of Σ, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds a matrix (d, d) of zero diagonal from its off-diagonal entries, row by row."""
+    """Builds Σ (d, d) of zero diagonal from the unknowns of normal equations, row by row."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out
 
 
 class Block(NamedTuple):
-    """Diagonal blocks, all of one size, of a symmetric matrix, with their eigendecompositions.
+    """Diagonal blocks, all of one size, of normal equations, with their eigendecompositions.
 
     Attributes:
       index: rows of each, (blocks, size).
@@ -32,23 +32,23 @@ class Block(NamedTuple):
     vectors: np.ndarray
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """Computes the coefficients (blocks, size) of a vector in the blocks' eigenvectors."""
+        """Computes a vector's coefficients (blocks, size) in normal equations' eigenvectors."""
         return (self.vectors.swapaxes(1, 2) @ x[self.index][:, :, None])[:, :, 0]
 
 
 class Spectrum(NamedTuple):
-    """Eigendecomposition of a block-diagonal symmetric matrix, block by block."""
+    """Eigendecomposition of the block-diagonal matrix of normal equations, block by block."""
 
     blocks: list[Block]
     size: int
 
     @property
     def largest(self) -> float:
-        """Largest eigenvalue of a symmetric matrix; zero if none is positive."""
+        """Largest eigenvalue of the matrix of normal equations; zero if none is positive."""
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Computes a vector from its coefficients in the eigenvectors of a matrix."""
+        """Computes a vector from its coefficients in the eigenvectors of normal equations."""
         out = np.zeros(self.size)
         for b, c in zip(self.blocks, coefficients, strict=True):
             out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]
@@ -56,7 +56,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """Computes the eigendecomposition of a symmetric matrix, dense or sparse, block by block."""
+    """Computes the eigendecomposition of normal equations, dense or sparse, block by block."""
     n = matrix.shape[0]
     if not scipy.sparse.issparse(matrix):
         w, z = np.linalg.eigh(matrix)

@@ -72,10 +72,10 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Moves bond matrices (m, r, r) over an orthogonal TT-core U: Uᵀ (M ⊗ 1) U."""
+    """Moves bond matrices (m, r, r) of the nuclear norms' gradient over a core U: Uᵀ (M ⊗ 1) U."""
     return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Contracts TT-cores (m, r, n, s) with a core U over left bond and mode: (m, s, s)."""
+    """Contracts cores (m, r, n, s) with a core U for the nuclear norms' gradient: (m, s, s)."""
     return einsum("ans,mant->mst", u, seen)

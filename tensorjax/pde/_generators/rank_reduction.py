@@ -193,7 +193,7 @@ class _Search:
         return _Seen(map, point, ranks, cost, *shares(TT._unchecked(tuple(cores)), self.box))
 
     def locate(self, start: Any, first: _Seen) -> None:
-        """Stores the region where a function is large, to sample it there in other coordinates."""
+        """Stores the region where the function of a rank reduction is large, to sample it there."""
         near = spread(first.point, self.modes, self.family(first), self.box)
         if isinstance(start, Function) and start.near is None:
             gaps = [a.length / a.n for a in self.box.axes]
@@ -203,13 +203,13 @@ class _Search:
         self.start, self.first, self.center = start, first, near.mean
 
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
-        """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² fixed."""
+        """Returns the next trial map of a rank reduction, exp(Σ) Γ, with the mean of v² fixed."""
         zero = np.zeros_like(sigma)
         matrix = characteristics.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:
-        """Approximates a function in the coordinates of a trial map; None if it leaves the box."""
+        """Approximates a function in rank-reducing trial coordinates; None if it leaves the box."""
         try:
             cores = self.start.cores(self.box, map, _PART * self.tol)
         except ValueError:  # no train of low rank
@@ -225,7 +225,7 @@ class _Search:
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
-        """Computes the gradient (d, d) of the smoothed nuclear norms with respect to the map."""
+        """Computes the gradient (d, d) of a rank reduction's cost with respect to the map."""
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear_norms_gradient(point, self.modes, self.family(at), width) / point.scale
 

@@ -43,7 +43,7 @@ class DenseOutput:
 
 
 def partial(options: Options, state: State, t: float) -> run.Run:
-    """Takes a time step from a saved state to a time t before the end of the run's next step."""
+    """Computes the dense output at a time t, by a partial step from the saved state before it."""
     options = options._replace(controller=ConstantStepSize())
     work: Any = run.begin(options, state, state.map, state.t, t - state.t)
     work.memory.dt = t - state.t

@@ -159,7 +159,7 @@ def _crosses(old: float, new: float, direction: int) -> bool:
 
 
 def change(before: State, after: State, box: Box, tol: float) -> float:
-    """Estimates the relative change of the solution u between two states, to detect steadiness."""
+    """Estimates the relative change of u between two states, for the steady-state event."""
     draw = from_train(hosted_cores(after.v), tol)
     points = draw(np.random.default_rng(0), _POINTS)
     y = np.stack([p[i] for p, i in zip(box.points, points.index.T, strict=True)], 1)

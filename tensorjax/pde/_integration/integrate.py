@@ -300,7 +300,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Checks that coordinates are fixed if a box has too few movable axes; returns the choice."""
+    """Checks that `integrate` keeps coordinates fixed if too few axes are movable."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -313,7 +313,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 
 
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
-    """Returns the largest estimated error with which a time integration counts as a success."""
+    """Returns the largest estimated error with which `integrate` counts as successful."""
     if accuracy is None:
         return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
     return _check.number("accuracy", accuracy, low=0, open=True, finite=False)

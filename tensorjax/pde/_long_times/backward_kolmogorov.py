@@ -28,7 +28,7 @@ Walls = Sequence[Wall | tuple[Wall, Wall]]
 
 
 def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
-    """Adds absorbing, reflecting or open walls to the domain of a first-passage problem.
+    """Adds absorbing, reflecting or open walls to the domain of a backward Kolmogorov equation.
 
     Without walls that are given by name, here or to the axis, noise is expected along all that have
     absorbing ones.
@@ -40,23 +40,23 @@ def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
 
 
 def _noisy(problem: Any, domain: Box) -> np.ndarray:
-    """Tells for random points of a domain along which axes a diffusion process has noise."""
+    """Tells for random points along which axes a backward Kolmogorov operator has noise."""
     size = np.diagonal(diffusions(problem, random_points(domain, _LOOKS)), axis1=1, axis2=2)
     return size > _DEGENERATE * max(size.max(), 1e-300)
 
 
 def finer(domain: Box) -> Box:
-    """Returns the domain of a first-passage problem with a quarter more grid points an axis."""
+    """Returns the domain of a backward Kolmogorov equation with a quarter more points an axis."""
     return Box(tuple(dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes))
 
 
 def probes(domain: Box) -> np.ndarray:
-    """Draws random points of a domain at which two first-passage solutions are compared."""
+    """Draws random points at which two solutions of a backward Kolmogorov equation are compared."""
     return random_points(domain, _PROBES, seed=1)
 
 
 def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
-    """Checks problem, box and walls of a first-passage problem; returns the grid.
+    """Checks problem, box and walls of a backward Kolmogorov equation; returns the grid.
 
     ``arrives``: whether paths are to meet a wall, so that one has to be absorbing.
     """
@@ -99,7 +99,7 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
 
 
 def _check_open(problem: Any, grid: Box) -> None:
-    """Raises ValueError if a diffusion process can cross a wall marked "open"."""
+    """Raises ValueError if paths of a backward Kolmogorov equation cross a wall marked "open"."""
     for k, axis in enumerate(grid.axes):
         assert isinstance(axis, WalledAxis)
         for end, inwards, wall in zip((axis.low, axis.high), (1, -1), axis.walls, strict=True):
@@ -117,7 +117,7 @@ def _check_open(problem: Any, grid: Box) -> None:
 
 
 def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Evaluates the diffusion matrix of a stochastic process at points, (m, d, d)."""
+    """Evaluates the diffusion matrix of a backward Kolmogorov operator at points, (m, d, d)."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
@@ -125,7 +125,7 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes a process's drift as Σ m(x) a into pairs (tensor train m, vector a)."""
+    """Decomposes a backward Kolmogorov operator's drift as pairs (tensor train m, vector a)."""
     d, out = grid.dim, []
     matrix, offset = map(np.asarray, (or_zero(problem.matrix, d, d), or_zero(problem.offset, d)))
     for i in range(d):
@@ -137,7 +137,7 @@ def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes a process's diffusion as Σ m(x) S into pairs (tensor train m, matrix S)."""
+    """Decomposes a backward Kolmogorov operator's diffusion as pairs (train m, matrix S)."""
     one = [np.ones((1, n, 1)) for n in grid.shape]
     if not isinstance(problem, FokkerPlanck):
         return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
@@ -162,7 +162,7 @@ def backward(problem: Any, grid: Box) -> Cores:
 
 
 def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
-    """Builds a_k ∂_k along an axis without noise, upwind by the sign of the drift a_k."""
+    """Builds a backward Kolmogorov operator's a_k ∂_k on an axis without noise, upwind."""
     axis, out = grid.axes[k], []
     assert isinstance(axis, WalledAxis)
     for sign, derivative in zip((1, -1), axis.upwind, strict=True):
@@ -177,7 +177,7 @@ def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
 
 
 def _of_one(function: Callable[[Any], np.ndarray], grid: Box) -> Cores | None:
-    """Builds the exact TT-cores of a function that depends on one coordinate; else None."""
+    """Builds the TT-cores of a backward Kolmogorov drift of one coordinate, or None."""
     x = probes(grid)
     for k, axis in enumerate(grid.axes):
         middle = np.array([(a.low + a.high) / 2 for a in grid.axes])
@@ -193,7 +193,7 @@ def _of_one(function: Callable[[Any], np.ndarray], grid: Box) -> Cores | None:
 
 
 def drift_along(problem: Any, grid: Box, axis: int) -> Cores:
-    """Builds the committor equation's right-hand side −a·∇ℓ, ℓ linear along an axis."""
+    """Builds −a·∇ℓ, ℓ linear along an axis: load of a committor's backward Kolmogorov equation."""
     parts, weights = [], []
     for m, a in _drift(problem, grid):
         if a[axis]:

@@ -268,5 +268,5 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
 
 
 def _mean_square(x: np.ndarray) -> float:
-    """Computes the root mean square of an array."""
+    """Computes the root mean square of differences between first-passage solutions."""
     return float(np.sqrt(np.square(x).mean()))

@@ -72,28 +72,28 @@ def checked_seconds(seconds: float) -> Timer:
 
 
 def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
-    """Checks the tolerance and the rank cap of a problem at rest."""
+    """Checks the tolerance and the rank cap of a linear system in tensor-train format."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
 
 def flat(cores: Cores) -> Cores:
-    """Merges row and column mode of a TT-matrix's cores, which gives a tensor train."""
+    """Merges row and column modes of a linear system's TT-matrix, which gives a train."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged row and column modes of a TT-matrix's cores; inverse of `flat`."""
+    """Splits the merged row and column modes of a linear system's TT-matrix; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds weighted tensor trains (right sides or flattened operators); rounds to roundoff."""
+    """Adds weighted trains of a linear system (right sides, flattened operators), rounded."""
     return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds the TT-matrices of a PDE operator's terms and rounds the sum to roundoff."""
+    """Adds the TT-matrices of a PDE operator to that of a linear system, rounded to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
@@ -173,7 +173,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Converts a TT-matrix of one or two modes to a dense matrix."""
+    """Converts a linear system's TT-matrix of one or two modes to a dense matrix."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -190,7 +190,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands a tensor train of one or two modes to a dense array."""
+    """Expands the right side of a linear system of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

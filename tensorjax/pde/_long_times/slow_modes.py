@@ -266,7 +266,7 @@ class _Inverse:
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
-        """Projects x to integral zero along the stationary density, and rounds the result."""
+        """Projects an approximate slow mode x to integral zero, and rounds the result."""
         total = mass_of(x, self._weights)
         return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
 

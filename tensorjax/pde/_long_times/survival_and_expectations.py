@@ -278,7 +278,7 @@ def _found(
 
 
 def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
-    """Wraps a payoff function: raises an error unless it returns real values (m,)."""
+    """Wraps the payoff function of an expectation: an error unless it returns real values (m,)."""
 
     def checked(x: Any) -> np.ndarray:
         values = np.asarray(payoff(x))

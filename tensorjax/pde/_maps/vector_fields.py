@@ -79,7 +79,7 @@ class Fields:
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """Number of the monomial of every vector field, (M,)."""
+        """Number of the monomial of every vector field of the basis, (M,)."""
         place = {p: u for u, p in enumerate(self._monomials)}
         return np.array([place[p] for p, _ in self._pairs])
 
@@ -117,7 +117,7 @@ class Fields:
         return np.pi / (2 * self.reach)
 
     def _powers(self, y: np.ndarray, derivatives: int = 0) -> list[np.ndarray]:
-        """Evaluates sin(ω y)^p for p = 0 … degree, with up to two derivatives."""
+        """Evaluates the factors sin(ω y)^p of vector fields, p = 0 … degree, with derivatives."""
         w = self._wave
         s, p = np.sin(w * y)[:, None], np.arange(self.degree + 1)
         powers = np.ones((len(y), self.degree + 1))

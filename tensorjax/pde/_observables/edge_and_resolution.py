@@ -83,7 +83,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, as `shares_of` takes them."""
+    """Returns the data for edge mass and resolution: weights, highest modes, ends of all axes."""
     return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 

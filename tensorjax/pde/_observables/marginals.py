@@ -137,7 +137,7 @@ def _beside(
 
 
 def _kept(cores: list[Any], free: list[int], rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Contracts a tensor train with vectors on all axes but some; returns the cores of those."""
+    """Contracts a train with vectors on the axes that a marginal integrates over."""
     out, carried = [], np.ones((1, 1))
     for k, core in enumerate(cores):
         if k in free:
@@ -164,7 +164,7 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency that the grid of each axis resolves."""
+    """Returns the highest frequency of a marginal that the grid of each axis resolves."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 

@@ -90,7 +90,7 @@ def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) 
 
 
 def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
-    """Integrates a density's tensor train over all axes after each one: d vectors."""
+    """Integrates a density's train over all axes after each one, for sampling: d vectors."""
     out = [np.ones(1)]
     for core, axis in zip(cores[:0:-1], box.axes[:0:-1], strict=True):
         out.append(weighted_sum(core, axis.weights) @ out[-1])
@@ -114,7 +114,7 @@ def _some(
 
 
 def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.ndarray:
-    """Inverts piecewise quadratic distribution functions of piecewise linear densities (m, k)."""
+    """Inverts distribution functions of piecewise linear densities (m, k), to draw samples."""
     density = np.maximum(density, 0.0)
     gaps = np.diff(points)
     sums = np.cumsum((density[:, 1:] + density[:, :-1]) / 2 * gaps, axis=1)

@@ -167,7 +167,7 @@ def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
-    """Evaluates a tensor train at m points from rows (m, n_k) of interpolation weights."""
+    """Computes the values of a train at m points from rows (m, n_k) of interpolation weights."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         part = einsum("mn,anb->mab", row, core)
@@ -179,7 +179,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Evaluates a tensor train at m points in chunks, from interpolation rows for every axis."""
+    """Computes the values of a train at m points in chunks, from rows of interpolation weights."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)
@@ -200,7 +200,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
 
 
 def interpolation_rows(domain: Box, x: ArrayLike) -> tuple[list[Any], np.ndarray]:
-    """Computes interpolation matrices (m, n_k) of all axes at points x; tells which are inside.
+    """Computes matrices (m, n_k) that interpolate values at points x; tells which are inside.
 
     An end that was computed may lie beside that of the axis by roundoff: 8 eps of its larger end or
     length. Points so near outside have the values of the end.
@@ -222,7 +222,7 @@ def interpolation_rows(domain: Box, x: ArrayLike) -> tuple[list[Any], np.ndarray
 
 
 def interpolated(cores: Cores, rows: list[Any]) -> np.ndarray:
-    """Evaluates a tensor train at points, (m,), from the interpolation matrices of its axes."""
+    """Computes the values of a train at points, (m,), from interpolation matrices of its axes."""
     state = np.ones((len(rows[0]), 1))
     for row, core in zip(rows, cores, strict=True):
         state = einsum("ma,mn,anb->mb", state, row, core)

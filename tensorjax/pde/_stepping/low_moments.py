@@ -121,7 +121,7 @@ def functionals(
 
 
 def _inside(axis: Any) -> np.ndarray:
-    """Returns a weight (n,) of a grid axis that fades from 1 to 0 at ends without walls.
+    """Returns weights (n,) of low moments that fade from 1 to 0 at ends without walls.
 
     There y and its powers jump, and derivatives across that seam take noise at the edge for moments
     many times as large.
@@ -150,7 +150,7 @@ def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
 
 
 def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Contracts a TT-core (r, n, s) with weights (n, m) and a right environment (m, s): (m, r)."""
+    """Contracts a core (r, n, s) with low moments' weights (n, m) and a right side: (m, r)."""
     return einsum("rns,ms,nm->mr", core, f, w)
 
 

@@ -52,7 +52,7 @@ STABLE = {
 
 
 class Step(NamedTuple):
-    """Result of one time step of a tensor train: new train v, error estimate, stored slope.
+    """Result of one step by Runge–Kutta or another method: new train v, error, stored slope.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -234,7 +234,7 @@ def solved_by_amen(
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """Time-stepping method for tensor trains: step function, order, number of past slopes."""
+    """Method of Runge–Kutta, Adams or another kind: step function, order, past slopes."""
 
     step: Stepper
     order: int

@@ -132,7 +132,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Integrates one TT-core's ODE ẋ = f(x) over a step by the classical Runge–Kutta method."""
+    """Integrates a core's ODE ẋ = f(x) of a splitting or BUG step by the Runge–Kutta method."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -141,7 +141,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Augments a tensor train's bases by those of a PDE's right side, for a BUG step."""
+    """Augments a train's bases by those of a PDE's right side, for a BUG step."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores

@@ -25,7 +25,7 @@ _JUMP, _LEAP = 2, 12
 
 
 def unrestored(tol: float) -> float:
-    """Returns the error that rounding may leave in each moment of a density."""
+    """Returns the error that rounding in steps may leave in each moment of a density."""
     return _LEFT * _LOST * tol
 
 
@@ -123,13 +123,13 @@ class Trim:
         return out
 
     def follow(self, before: Cores, after: Cores) -> None:
-        """Records that a tensor train has the same mass as the one it was made from."""
+        """Records for a step's rounding that a train has the mass of the one it was made from."""
         lost = [m for c, m in self._lost if c is before]
         if lost:
             self._lost.append((after, np.sum(lost, axis=0)))
 
     def moments(self, term: Term) -> np.ndarray:
-        """Computes the moments of a tensor train plus those lost by earlier rounding."""
+        """Computes the moments of a train plus those lost by earlier rounding in the step."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, self.at.of(term.whole))
 
@@ -156,7 +156,7 @@ class Trim:
 
     @property
     def lost_moments(self) -> np.ndarray:
-        """Moments that v has lost, over its mass, for the `Trim` of the next step."""
+        """Moments that v has lost by rounding, over its mass, for the `Trim` of the next step."""
         return self._summed if self._waiting is None else self._waiting
 
     def _restored(
@@ -177,7 +177,7 @@ class Trim:
         return found, lost + (left - self.at.of_train(found.cores)) / mass
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a tensor train to a given mass, unless the change needed is too large."""
+        """Corrects a rounded train to a given mass, unless the change needed is too large."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)
