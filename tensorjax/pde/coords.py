@@ -98,12 +98,12 @@ class _Generator(abc.ABC):
 
 
 class _ByState(_Generator):
-    """Base class of the generators that look at the state and its right side."""
+    """Base class of the coordinate generators that look at the state and its right side."""
 
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Chooses the motion that keeps a state's TT-ranks low; none on fewer than two axes."""
+        """Chooses the coordinate motion that keeps TT-ranks low; none on fewer than two axes."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -111,7 +111,7 @@ class _ByState(_Generator):
 
     @abc.abstractmethod
     def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
-        """Chooses the motion from the quadratic form of the normal component at the state."""
+        """Chooses the coordinate motion from the quadratic form of the normal component."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +300,7 @@ class MultiLevel(_ByState):
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the motion Σ y optimal at all truncation levels of v, and their ranks."""
+        """Computes the coordinate motion Σ y optimal at all truncation levels, and their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}

@@ -74,7 +74,7 @@ class Flown(NamedTuple):
     flow: FlowMap
 
     def values(self, box: Box, x: ArrayLike, state: State | None = None) -> np.ndarray:
-        """Evaluates the density u at physical points (m, d), at the end or at a saved state.
+        """Evaluates the density u of `flows.integrate` at physical points (m, d), at a saved state.
 
         Args:
           box: of the coordinates y.

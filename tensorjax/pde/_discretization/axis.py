@@ -154,7 +154,7 @@ class Axis:
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
-        """Ratio (n,) of the stored grid values to the function u; 1 except on half-line axes.
+        """Ratio (n,) of the values stored on a grid axis to the function u; 1 except on half-lines.
 
         What is rounded off far out, where points are wide apart, counts in moments.
         """
@@ -226,7 +226,7 @@ class Axis:
 
     @functools.cached_property
     def stable_basis(self) -> np.ndarray:
-        """Matrices of 1, ∂, y, y∂ and ∂², (5, n, n), without growing modes in time integration.
+        """Matrices of 1, ∂, y, y∂ and ∂² on an axis, (5, n, n), without growing modes in time.
 
         As `basis`, but between walls y and y ∂ are projected: taken at the points, y ∂ has modes
         that grow, at rates that rise with the number of points.

@@ -81,7 +81,7 @@ def banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
 
 
 def slope_weights(offsets: np.ndarray) -> np.ndarray:
-    """Computes finite-difference weights of the first derivative at 0 from points ``offsets``."""
+    """Computes finite-difference weights of ∂ at 0 from collocation points ``offsets``."""
     size = np.abs(offsets).max()
     powers = np.vander(offsets / size, increasing=True).T
     return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size

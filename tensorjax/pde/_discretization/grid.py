@@ -1,7 +1,6 @@
-"""Tensor-product grids on boxes, one collocation grid an axis, with or without walls.
+"""Tensor-product grids on boxes, one collocation grid an axis.
 
 Functions on a `Box` vanish at its edge, but on periodic axes, half-lines and at walls; see `Axis`.
-Grids of a `WalledAxis` are for backward Kolmogorov equations.
 """
 
 import dataclasses
@@ -102,7 +101,7 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along all axes may move: none is periodic, half-line or walled."""
+        """Whether coordinates of all axes of the grid may move: no periodic, half-line, walled one."""
         return all(a.movable for a in self.axes)
 
     @property

@@ -66,7 +66,7 @@ class WalledAxis(Axis):
 
     @functools.cached_property
     def upwind(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upwind first-derivative matrices (n, n), for drift upwards and for drift downwards.
+        """Upwind matrices of ∂ on an axis with walls, for drift upwards and for drift downwards.
 
         Those of the polynomials that vanish at the high end, and at the low end.
         """

@@ -98,7 +98,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds a tensor train by interpolation at sample points; also tells if they are too few."""
+    """Builds a train by cross approximation from sample points; also tells if they are too few."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -177,7 +177,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first cores of a train at sampled multi-indices: (m, r)."""
+    """Multiplies cores at sampled multi-indices, for cross approximation: (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -195,7 +195,7 @@ def powers(tol: float, dim: int) -> tuple[float, ...]:
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a function that draws sample indices where a train v is large.
+    """Returns a function that draws indices where a train is large, for cross approximation.
 
     It is exact for p = 1; else the density is taken axis by axis.
     """

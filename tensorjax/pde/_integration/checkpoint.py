@@ -177,7 +177,7 @@ class _Saver:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """Saves the last state unless already saved; called at the end of a time integration."""
+        """Saves the last state as a checkpoint, unless already saved, at the end of a run."""
         if work.memory.steps != self._last:
             self._save(work)
 

@@ -30,7 +30,7 @@ class DenseOutput:
         self.states.append(state)
 
     def at(self, t: float) -> State:
-        """Returns the state at any time within a time integration.
+        """Returns the dense output: the state at any time within a time integration.
 
         Raises:
           ValueError: a time outside the run, or a step that fails.

@@ -1,4 +1,4 @@
-"""Estimates of the error that a grid leaves in a density, axis by axis, from its modes.
+"""Error estimates of a solution: by grid axis, bond and time step, and of mass and moments.
 
 Of a spectral axis the norms of v in two bands of modes below the highest one tell how fast they
 decay, and so what the next band, which the points do not hold, would have. Where coefficients other

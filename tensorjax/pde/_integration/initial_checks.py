@@ -61,7 +61,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError for conserve= if the PDE changes ∫ u dx within a time ``span``."""
+    """Checks initially for conserve= that the PDE keeps ∫ u dx within a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:
@@ -103,7 +103,7 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
 
 
 def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
-    """Raises ValueError before the first step if diffusion or drift lacks a condition at walls.
+    """Checks initially that diffusion and drift have boundary conditions at the walls.
 
     The condition at a reflecting wall is that of a noise normal to it, and no flow is that of a
     reaction equation. Of traced coefficients nothing is known.

@@ -272,7 +272,7 @@ def _begun(
 
 
 def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
-    """Selects the better of two solutions of a PDE, in moving and in fixed coordinates.
+    """Selects the solution that `integrate` returns, in moving or in fixed coordinates.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """
@@ -383,7 +383,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the first time-step size: 1/100 of the time in which v changes."""
+    """Estimates the first step of `integrate`: 1/100 of the time in which v changes."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

@@ -11,7 +11,7 @@ whose norm weighs what is far out as little as what is near.
   grid, truncation or the steps. With constant steps, whose length is given, it is not judged.
 * Else the difference of both rates, at the same u, is summed over time: what the grid adds. It
   comes in at the ends of the box, where the highest modes weigh most, and is damped as the drift
-  moves what is there: by the squared distance from the mean, over that at the beginning, of points
+  carries it: by the squared distance from the mean, over that at the beginning, of points
   that follow the drift from the ends of an axis.
 
 Source: ours.
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
 
 
 class MomentEquations:
-    """Equations of the means and covariances of a PDE's density, to judge those of a run.
+    """Equations of a PDE's means and covariances, by which the moment errors of a run are judged.
 
     Args:
       constant_steps: whether the length of the steps is given, and not their error.

@@ -84,7 +84,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether a saved state holds integrator memory (dt, slopes, …) that belongs to its train."""
+    """Whether a run may take over the memory (dt, slopes, …) in a saved state."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v

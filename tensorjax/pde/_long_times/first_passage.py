@@ -161,7 +161,7 @@ def committor(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Passage:
-    """Computes the probability that paths reach the high end of an axis before its low end.
+    """Computes the committor: the probability of first passage at an axis's high end, not its low.
 
     Solves a·∇q + D:∇∇q = 0 with q = 0 at the low end of the axis and 1 at the high end; the other
     axes have reflecting walls, or are periodic.

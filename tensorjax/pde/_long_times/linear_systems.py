@@ -54,7 +54,7 @@ class Timer:
         self._seen, self._took = time.process_time(), math.inf
 
     def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
-        """Raises `OutOfTimeError` after an AMEn sweep if the next one would end too late."""
+        """Raises `OutOfTimeError` in a linear solve if its next AMEn sweep would end too late."""
         now = time.process_time()
         took = now - self._seen
         growth = min(max(took / max(self._took, 1e-9), 1.0), _GROWTH)

@@ -249,7 +249,7 @@ def _of_affine_drift(
 
 
 class _Inverse:
-    """Inverse of a PDE's generator L on functions of integral zero, by AMEn."""
+    """Inverse of a PDE's generator L, by AMEn, of which slow modes are eigenvectors."""
 
     def __init__(
         self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None, timer: Any
@@ -259,7 +259,7 @@ class _Inverse:
         self._direct = None if cap else linear_systems.factored(operator)
 
     def __call__(self, x: Cores, guess: Cores, tol: float) -> Cores:
-        """Solves L y = x for y by AMEn from an initial guess, to a relative residual."""
+        """Solves L y = x for y by AMEn, in the subspace iteration for slow modes."""
         if self._direct is not None:
             return self.of_no_mass(self._direct(x, self.tol))
         out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap, timer=self._timer)

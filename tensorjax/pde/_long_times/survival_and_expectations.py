@@ -109,7 +109,7 @@ class Survival(Expectation):
     """
 
     def density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the density −∂S/∂t of the first-passage time, for starts x, at all times.
+        """Evaluates the first-passage time's density −∂S/∂t, S the survival probability.
 
         Its error is that of S over the time, or more where the time is short.
 
@@ -131,7 +131,7 @@ def survival(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Survival:
-    """Computes the probability that paths hit no absorbing wall before given times, for any start.
+    """Computes survival probabilities: paths hit no absorbing wall before given times.
 
     S solves the backward Kolmogorov equation ∂S/∂t = L S, L = a·∇ + D:∇∇, with S = 1 at first and
     S = 0 at absorbing walls: it is the inverse Laplace transform of (z − L)⁻¹ 1, an integral along
@@ -293,7 +293,7 @@ def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
 
 
 def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: float) -> float:
-    """Estimates oscillations of paths until time t that the inverse Laplace transform misses.
+    """Estimates oscillations of an expectation that the inverse Laplace transform misses.
 
     Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
     a periodic axis by the waves that the drift carries along.
@@ -356,7 +356,7 @@ def _solved(
 
 
 def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes z on a hyperbola and weights of the inverse Laplace transform at time t."""
+    """Returns nodes and weights of the inverse Laplace transform of an expectation at time t."""
     u = (np.arange(nodes) + 0.5) * _STEP / nodes
     scale = _SCALE * nodes / t
     z = scale * (1 + np.sin(1j * u - _ANGLE))

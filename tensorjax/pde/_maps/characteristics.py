@@ -21,7 +21,7 @@ class Flow(NamedTuple):
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """Returns the starts x(0), (m, d), from which a linear SDE without noise reaches x(t)."""
+        """Returns the starts x(0), (m, d), of the characteristics that reach x(t) without noise."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 

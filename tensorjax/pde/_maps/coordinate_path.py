@@ -45,7 +45,7 @@ class Path:
         self._series = self._solved() if past else []
 
     def time(self, share: float) -> float:
-        """Returns the time at a fraction ``share`` of a time step."""
+        """Returns the time at a fraction ``share`` of a coordinate path."""
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ class Path:
         return AffineMap(total[:, :-1], total[:, -1])
 
     def _solved(self) -> list[Any]:
-        """Computes the power series in time of [Γ s], which solves Γ̇ = Σ Γ, ṡ = Σ s + β."""
+        """Computes a coordinate path's power series in time of [Γ s]: Γ̇ = Σ Γ, ṡ = Σ s + β."""
         out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
         size = np.linalg.norm(out[0])
         for k in range(1, _TERMS):

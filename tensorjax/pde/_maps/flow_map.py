@@ -36,7 +36,7 @@ class Back(NamedTuple):
     rise: np.ndarray | None
 
     def push(self, field: np.ndarray) -> np.ndarray:
-        """Pushes vectors (m, d) at points x forward to y: multiplies by the Jacobian ∂y/∂x.
+        """Pushes vectors (m, d) forward by a flow map: multiplies by the Jacobian ∂y/∂x.
 
         Args:
           field: (m, d), at the points x.

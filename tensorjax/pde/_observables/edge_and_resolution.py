@@ -15,7 +15,7 @@ from tensorjax.pde._observables.values_and_moments import given
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Returns the largest share of ‖v‖ next to an end of a grid axis, for a PDE solution v.
+    """Returns the edge mass of a PDE solution v: largest share of ‖v‖ next to an end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. The end at which a "laguerre" axis begins does not count. One sweep in either
@@ -45,7 +45,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ in the highest third of an axis's modes.
+    """Computes the resolution of a solution: largest share of ‖v‖ in the highest third of modes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).

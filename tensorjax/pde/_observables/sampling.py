@@ -23,7 +23,7 @@ _CHUNK = 1 << 21
 
 
 class Drawn(NamedTuple):
-    """Random points drawn from a density, and the density there.
+    """Random sample of a density: its points, and the density there.
 
     Attributes:
       points: (m, d).
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> np.ndarray:
-    """Draws points from the density u(x) = v(Γ x + s), by its interpolant on the grid.
+    """Draws a sample of points from the density u(x) = v(Γ x + s), by its interpolant on the grid.
 
     One coordinate of y after the other, from its conditional density: the train is summed over the
     coordinates after it, interpolated to 8 points for each of the grid and taken as linear between
@@ -75,7 +75,7 @@ def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> 
 
 
 def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) -> Drawn:
-    """Draws random points from a density given as a tensor train and evaluates it there."""
+    """Draws a sample of points from a density given as a train, and evaluates it there."""
     total = float(mass(v, map, box))
     if not total > 0:
         raise ValueError(f"v: expected a density of positive mass, got {total:.3g}")

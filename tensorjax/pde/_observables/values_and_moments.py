@@ -1,4 +1,4 @@
-"""Physical quantities of a solution: point values, mass and moments.
+"""Values of a solution at points, its mass and moments, in physical coordinates.
 
 u(x) = v(Γ x + s), with v the interpolant of its values on the grid, and zero outside the box.
 """
@@ -31,7 +31,7 @@ _CHUNK = 1 << 22
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
-    """Evaluates a PDE solution u(x) = v(Γ x + s) at physical points; zero outside the box.
+    """Computes values of a PDE solution u(x) = v(Γ x + s) at points; zero outside the box.
 
     Args:
       v: train of values on the grid of the box.
@@ -69,7 +69,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
-    """Computes the mass ∫ u dx = ∫ v dy / |det Γ| of a PDE solution in physical coordinates.
+    """Computes the moment of order zero of a PDE solution, its mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Args:
       v: train of values on the grid of the box.
@@ -98,7 +98,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
 
 @placed
 def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
-    """Computes mass, mean (d,) and covariance (d, d) of a density in physical coordinates.
+    """Computes moments of a density in physical coordinates: mass, mean (d,), covariance (d, d).
 
     One sweep through the train for each axis: O(d² r²) operations after O(d n r²).
 
@@ -151,7 +151,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
 
 def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks a solution's train v, map and box; returns NumPy or JAX, cores and map."""
+    """Checks train v, map and box of a solution, before its values or moments are computed."""
     single("v", v, TT, host=False)
     if not isinstance(box, Box):
         raise TypeError(f"box: expected a Box, got {_check.short(box)}")

@@ -84,7 +84,7 @@ class Diffusion:
         return out if self.constant is None else out + self.constant
 
     def spurious(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the noise-induced drift (m, d) of the Stratonovich or Klimontovich reading."""
+        """Evaluates the drift (m, d) that a diffusion induces, by Stratonovich or Klimontovich."""
         out = np.zeros_like(x)
         if not (self.share and self.variable):
             return out
@@ -126,7 +126,7 @@ class Diffusion:
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:
-        """Raises ValueError if D(t, x) is not symmetric positive semidefinite at some points."""
+        """Raises ValueError if the diffusion matrix is not symmetric positive semidefinite."""
         found = self.values(random_points(box, _LOOKS))
         size = np.abs(found).max()
         if not np.allclose(found, found.mT, atol=1e-12 * size):

@@ -11,7 +11,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
-    """Computes ∂_k of a function at points (m, d) by central differences."""
+    """Computes a partial derivative ∂_k of a function at points (m, d), by central differences."""
     step = np.zeros(x.shape[1])
     step[k] = _STEP
     parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
@@ -21,7 +21,7 @@ def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: 
 def partial_derivative_inside(
     f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, low: float, high: float
 ) -> np.ndarray:
-    """Computes ∂_k of a function on [low, high] by one-sided differences at its ends.
+    """Computes a partial derivative ∂_k of a function, one-sided at the ends of [low, high].
 
     By the polynomials through 7 points, which are next to x, and around it where there is room. It
     is zero where x is not between low and high.

@@ -213,7 +213,7 @@ class Problem(abc.ABC):
         return None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from a PDE's exact solution at time t, if a known density.
+        """Draws points (count, d) from a PDE problem's exact solution at time t, if known.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.

@@ -73,7 +73,7 @@ def mass_alone(box: Box) -> Moments:
 
 
 def low_moments(cores: Cores, box: Box) -> Moments:
-    """Builds the functionals of a density's mass, means and (co)variances, standardised.
+    """Builds the functionals of low moments: mass, means and (co)variances, standardised.
 
     On periodic axes there are none. In many dimensions they are those of single axes, or the mass
     alone, as they are where v has no positive mass and variances.
@@ -99,7 +99,7 @@ def low_moments(cores: Cores, box: Box) -> Moments:
 def functionals(
     box: Box, powers: np.ndarray, center: np.ndarray, scale: np.ndarray, plain: bool = False
 ) -> Moments:
-    """Builds the functionals of products of powers of t = (y − center)/scale, up to the second.
+    """Builds functionals of low moments: products of powers of t = (y − center)/scale.
 
     Args:
       box: of the grid.
@@ -291,7 +291,7 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """Change of one TT-core by the tangent projections P h_b of correction functions h_b.
+    """Change of one core in a moment correction, by tangent projections P h_b of functions h_b.
 
     Attributes:
       gain: what each part adds to each moment, (m, m).
@@ -308,7 +308,7 @@ class _Part(NamedTuple):
     after: np.ndarray
 
     def added(self, share: np.ndarray) -> Any:
-        """Computes the change of a TT-core for given coefficients (m,) of the correction."""
+        """Computes the change of a core for given coefficients (m,) of the moment correction."""
         flat = (self.change * share[:, None]).T @ self.after
         return flat.reshape(self.core.shape)
 
@@ -319,7 +319,7 @@ def _sweep(
     shapes: Sequence[np.ndarray],
     chosen: Callable[[_Part, bool], np.ndarray] | None = None,
 ) -> Iterator[_Part]:
-    """Yields, core by core, the tangent projections P h_b of correction functions h_b at a train.
+    """Yields, core by core, the tangent projections P h_b of a moment correction's functions.
 
     All cores but the last come out left-orthogonal.
 

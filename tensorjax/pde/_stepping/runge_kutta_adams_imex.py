@@ -106,7 +106,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a tensor train by one rounded step of Heun's method of order 2."""
+    """Advances a train by one rounded step of Heun's method, Runge–Kutta of order 2."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores

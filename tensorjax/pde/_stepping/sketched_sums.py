@@ -47,7 +47,7 @@ class Train:
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a matrix (f, r) by core k of a tensor train; returns (f n, s)."""
+        """Multiplies a matrix (f, r) by core k of a train in a sketched sum; returns (f n, s)."""
         return tall(absorb(w, self.cores[k]))
 
 

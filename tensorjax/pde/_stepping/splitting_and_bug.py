@@ -112,12 +112,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the projected ODE right side of TT-core k, from left and right environments."""
+        """Returns the ODE right side of core k in a splitting or BUG step, from environments."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the projected ODE right side of a bond matrix, from its environments."""
+        """Returns the ODE right side of a bond matrix in a splitting step, from environments."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
