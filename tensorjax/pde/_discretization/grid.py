@@ -101,7 +101,7 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates of all axes of the grid may move: no periodic, half-line, walled one."""
+        """Whether coordinates along all axes of the grid may move: none periodic, half-line, walled."""
         return all(a.movable for a in self.axes)
 
     @property
