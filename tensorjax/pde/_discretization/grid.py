@@ -101,7 +101,7 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along all axes of the grid may move: none periodic, half-line, walled."""
+        """Whether all axes of the grid may move: none is periodic, half-line or walled."""
         return all(a.movable for a in self.axes)
 
     @property
