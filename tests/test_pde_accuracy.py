@@ -11,7 +11,7 @@ from tensorjax import pde
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.collocation_matrices import moment_weights
-from tensorjax.pde._integration.accuracy import inaccurate
+from tensorjax.pde._integration.error_estimates import inaccurate
 
 KINDS = ("fourier", "chebyshev", "finite differences")
 ASKED = {pde.Result.successful, pde.Result.inaccurate}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde._observables import densities, marginals
+from tensorjax.pde._observables import marginals, values_and_moments
 
 KINDS = ("fourier", "chebyshev", "finite_differences")
 
@@ -43,7 +43,7 @@ def test_evaluation_goes_through_points_in_parts(rng, monkeypatch):
     start, map, box, v = example(rng, 3)
     x = start.sample(rng, 100)
     whole = pde.evaluate(v, map, box, x)
-    monkeypatch.setattr(densities, "_CHUNK", 1000)
+    monkeypatch.setattr(values_and_moments, "_CHUNK", 1000)
     assert np.allclose(pde.evaluate(v, map, box, x), whole, rtol=0, atol=1e-15)
 
 

@@ -11,7 +11,7 @@ from tensorjax import pde
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._integration import integrate as integration
 from tensorjax.pde._integration.memory import Gate
-from tensorjax.pde._integration.progress import Compilations
+from tensorjax.pde._integration.progress_and_statistics import Compilations
 from tensorjax.pde._problems.user_functions import InFewSizes
 from tensorjax.pde._stepping.outskirts import cleared, window
 from tensorjax.pde._stepping.sketched_sums import Train, rounded

@@ -10,7 +10,7 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax.pde._maps.coordinate_path import Moment, missed
-from tensorjax.pde._stepping import runge_kutta_adams_imex
+from tensorjax.pde._stepping import step_rounding
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.sketched_sums import Train, rounded
 
@@ -90,7 +90,7 @@ def test_truncation_takes_little_of_the_mass(monkeypatch: Any, method: Any):
     options: dict[str, Any] = {"t1": 0.5, "dt": 1 / 80, "tol": 1e-3, "coordinates": "fixed"}
     drifts, errors = [], []
     for most in (np.inf, 1.0, 0.0):  # in units of the tolerance
-        monkeypatch.setattr(runge_kutta_adams_imex, "_LOST", most)
+        monkeypatch.setattr(step_rounding, "_LOST", most)
         solution = pde.integrate(problem, method=method, **options)
         assert solution.result == pde.Result.successful
         assert solution.stats["edge_mass"].max() < 1e-5
@@ -104,7 +104,7 @@ def test_truncation_takes_little_of_the_mass(monkeypatch: Any, method: Any):
 
 
 def test_a_restart_knows_what_mass_was_lost(monkeypatch: Any):
-    monkeypatch.setattr(runge_kutta_adams_imex, "_LOST", 1.0)
+    monkeypatch.setattr(step_rounding, "_LOST", 1.0)
     problem = chain(3)
     options: dict[str, Any] = {"dt": 1 / 80, "tol": 1e-3, "coordinates": "fixed"}
     whole = pde.integrate(problem, t1=0.5, saveat=pde.SaveAt(ts=[0.25], t1=True), **options)

@@ -7,12 +7,12 @@ import pytest
 import scipy.linalg
 
 from tensorjax import pde
-from tensorjax.pde._integration.accuracy import moments_lost
+from tensorjax.pde._integration.error_estimates import moments_lost
 from tensorjax.pde._stepping import low_moments
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.outskirts import profiles
-from tensorjax.pde._stepping.runge_kutta_adams_imex import Trim
 from tensorjax.pde._stepping.sketched_sums import Train, rounded
+from tensorjax.pde._stepping.step_rounding import Trim
 
 ONE = np.ones(1)
 OF = {"fourier": 40, "finite differences": 60, "chebyshev": 40}

@@ -9,7 +9,7 @@ from tensorjax._formats.trains import TT
 from tensorjax.pde._function_trains import cross_approximation
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.characteristics import flow
-from tensorjax.pde._problems import drifts
+from tensorjax.pde._problems import partial_derivatives
 from tensorjax.pde._problems.reactions import polynomial
 from tensorjax.pde._problems.user_functions import Remembered
 from tests.oracles import dense, error, norm, tails
@@ -646,7 +646,7 @@ def test_terms_and_their_gradients(rng):
         pde.Product([pde.Sin(w), pde.Power(w, exponent=2)], 0.5),
         pde.Separable({0: np.tanh, 2: np.square}, 2.0),
     ):
-        exact = [drifts.partial_derivative(term.values, x, k) for k in range(3)]
+        exact = [partial_derivatives.partial_derivative(term.values, x, k) for k in range(3)]
         assert np.allclose(term.gradient(x), np.stack(exact, 1), atol=1e-10)
         box, map = pde.Box.fourier(3, 12, 2.0), shear(rng, 3, 0.1)
         exact = term.values(map.inverse(mesh(box)))

@@ -31,8 +31,8 @@ from tensorjax.pde._discretization.affine_operators import Coefficients, affine_
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
+from tensorjax.pde._generators.field_motion import FieldMotion, field_motion
 from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
-from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
@@ -47,13 +47,13 @@ from tensorjax.pde._long_times.survival_and_expectations import (
     survival,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
-from tensorjax.pde._observables.densities import evaluate, mass, moments
 from tensorjax.pde._observables.edge_and_resolution import edge_mass, resolution
 from tensorjax.pde._observables.entropies import Estimate, entropy, kullback_leibler
 from tensorjax.pde._observables.flux import flux
 from tensorjax.pde._observables.marginals import marginal
 from tensorjax.pde._observables.sampling import sample
 from tensorjax.pde._observables.square_root import SquareRoot, square_root
+from tensorjax.pde._observables.values_and_moments import evaluate, mass, moments
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.flowed_problem import Flowed

@@ -25,7 +25,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """Converts a coefficient of a map or a PDE to a JAX array that tracing keeps as a constant.
+    """Converts an argument, a coefficient of a map or a PDE, to an array that tracing keeps.
 
     So problems that differ in an amplitude share what is compiled: see
     `tensorjax.pde._stepping.compiled_once`.
@@ -41,7 +41,7 @@ def hosted_cores(t: Any) -> Cores:
 
 
 def real_cores(name: str, t: Any) -> Cores:
-    """Converts cores as `hosted_cores` does; raises errors for complex entries, NaN or Inf."""
+    """Converts the cores in an argument as `hosted_cores` does; raises for complex, NaN or Inf."""
     if any(np.iscomplexobj(c) for c in t.cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
     _check.finite(name, t.cores)
@@ -49,14 +49,14 @@ def real_cores(name: str, t: Any) -> Cores:
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Converts the ``key`` of a PDE function (a JAX key or a generator) to a NumPy generator."""
+    """Converts the argument ``key`` of a PDE function, a JAX key or generator, to one of NumPy."""
     if isinstance(key, np.random.Generator):
         return key
     return _check.host_generator(key, "; a NumPy generator will do too")
 
 
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:
-    """Converts a PDE coefficient to float64; raises ValueError if its shape is wrong.
+    """Converts an argument that is a PDE coefficient to float64; ValueError for a wrong shape.
 
     An optional one may be None.
     """
@@ -70,7 +70,7 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
 
 
 def or_zero(value: Any, *shape: int) -> Any:
-    """Returns a coefficient of a PDE, or zeros of its shape where it is None."""
+    """Returns an argument that is a PDE coefficient, or zeros of its shape where it is None."""
     return np.zeros(shape) if value is None else value
 
 

@@ -23,15 +23,13 @@ import numpy as np
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators import normal_equations
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
-from tensorjax.pde._generators.generator_inputs import (
-    Gauge,
-    Motion,
-    Setting,
-    rates_of_motion,
-)
-from tensorjax.pde._generators.normal_component import filtered, spectrum, visible
-from tensorjax.pde._generators.rank_reduction import nuclear_norms_gradient
+from tensorjax.pde._generators.coordinate_motion import Motion, rates_of_motion
+from tensorjax.pde._generators.generator_inputs import Gauge, Setting
+from tensorjax.pde._generators.normal_equations import among, filtered, spectrum, visible
+from tensorjax.pde._generators.nuclear_norms import nuclear_norms_gradient
+from tensorjax.pde._integration.solution import Solution
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -59,22 +57,15 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the coordinate motion Σ y that minimises a right side's TT-normal component.
+    """Computes the motion Σ y of the `Convex` generator, of least TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """
-    gram, load = _among(form.gram, form.load, kept)
+    gram, load = among(form.gram, form.load, kept)
     found = spectrum(gram)
     sigma = np.zeros(len(form.load))
     sigma[kept] = filtered(found, load, regularization * max(found.largest, 0.0))
-    return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
-
-
-def _among(gram: Any, load: np.ndarray, kept: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Restricts normal equations for a coordinate motion Σ y to some entries of Σ."""
-    if len(kept) == len(load):
-        return gram, load
-    return gram[kept][:, kept], load[kept]
+    return normal_equations.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
 
 
 def _at_rest(d: int) -> Motion:
@@ -107,12 +98,12 @@ class _Generator(abc.ABC):
 
 
 class _ByState(_Generator):
-    """Base class of the generators that look at the state and its right side."""
+    """Base class of the coordinate generators that look at the state and its right side."""
 
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Chooses the motion that keeps a state's TT-ranks low; none on fewer than two axes."""
+        """Chooses the coordinate motion that keeps TT-ranks low; none on fewer than two axes."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -120,7 +111,7 @@ class _ByState(_Generator):
 
     @abc.abstractmethod
     def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
-        """Chooses the motion from the quadratic form of the normal component at the state."""
+        """Chooses the coordinate motion from the quadratic form of the normal component."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +300,7 @@ class MultiLevel(_ByState):
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the motion Σ y optimal at all truncation levels of v, and their ranks."""
+        """Computes the coordinate motion Σ y optimal at all truncation levels, and their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
@@ -323,13 +314,13 @@ class MultiLevel(_ByState):
                 enough = truncated_ranks(point, _SEEN * min(group))
                 state = leading(point, enough)
                 form = setting.form(truncated(point, ranks), tol, state=state, kappa=self.kappa)
-            seen_gram, seen_load = visible(*_among(form.gram, form.load, kept), _NULL)
+            seen_gram, seen_load = visible(*among(form.gram, form.load, kept), _NULL)
             gram, load = gram + weight * seen_gram, load + weight * seen_load
         scale = point.scale**2
         size = setting.mean_square() / (max(levels) ** 2 * scale)
         flat = np.zeros(len(finest.load))
         flat[kept] = filtered(spectrum(gram / scale), load / scale, self.regularization * size)
-        return normal.from_off_diagonal(flat, setting.box.dim), levels
+        return normal_equations.from_off_diagonal(flat, setting.box.dim), levels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,3 +384,26 @@ def _check_options(regularization: float, gauge: str) -> None:
         raise ValueError(f"regularization: expected a number >= 0, got {regularization!r}")
     if gauge not in get_args(Gauge):
         raise ValueError(f"gauge: expected one of {get_args(Gauge)}, got {gauge!r}")
+
+
+class Replay:
+    """Generator of moving coordinates that repeats the motion of an earlier `Solution`."""
+
+    def __init__(self, solution: Solution):
+        stats = solution.stats
+        if "sigma" not in stats or not len(stats["t"]):
+            raise ValueError(
+                "coordinates: expected a pde.Solution that recorded its motion, got one that did "
+                "not; make it by pde.integrate with tol="
+            )
+        self._times = stats["t"] - stats["dt"]
+        self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
+
+    def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """Returns the earlier coordinate motion (Σ, β) at time t, interpolated between steps."""
+        k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
+        near = min(k + 1, len(self._times) - 1)
+        span = self._times[near] - self._times[k]
+        w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
+        total = (1 - w) * self._values[k] + w * self._values[near]
+        return Motion(total[:, :-1], total[:, -1])

@@ -28,15 +28,16 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, Path
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
+from tensorjax.pde._generators.field_motion import FieldMotion, field_motion
 from tensorjax.pde._integration import integrate as _integrate
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.failure_diagnosis import Stopped, failed
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
-from tensorjax.pde._integration.statuses import Stopped, failed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, told
-from tensorjax.pde._maps.flow_map import Fields, FlowMap
-from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._maps.flow_map import FlowMap
+from tensorjax.pde._maps.vector_fields import Fields
+from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.flowed_problem import Flowed
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.times import checked_end, step_count
@@ -73,7 +74,7 @@ class Flown(NamedTuple):
     flow: FlowMap
 
     def values(self, box: Box, x: ArrayLike, state: State | None = None) -> np.ndarray:
-        """Evaluates the density u at physical points (m, d), at the end or at a saved state.
+        """Evaluates the density u of `flows.integrate` at physical points (m, d), at a saved state.
 
         Args:
           box: of the coordinates y.
@@ -181,7 +182,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the end times of flow-map steps of about ``dt``, cut to meet the save times."""
+    """Returns the end times of steps of `flows.integrate` of about ``dt``, cut at save times."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
@@ -191,7 +192,7 @@ def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
 
 
 class _Walk:
-    """Time integration in nonlinear moving coordinates in progress: state and flow map."""
+    """Run of `flows.integrate` in progress: state and flow map."""
 
     now: Any = None
     stop: Stopped | None = None
@@ -221,12 +222,12 @@ class _Walk:
         self._parts: list[dict[str, Any]] = []
 
     def state(self) -> State:
-        """Returns the newest state of an integration, for its checkpoint writer."""
+        """Returns the newest state of a run of `flows.integrate`, for its checkpoint writer."""
         return self.now
 
     @property
     def memory(self) -> Any:
-        """Object with the number of time steps so far, for the checkpoint writer."""
+        """Number of time steps of `flows.integrate` so far, for the checkpoint writer."""
         return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
 
     def remembering(self, state: State) -> State:
@@ -284,7 +285,7 @@ class _Walk:
         })  # fmt: skip
 
     def solution(self) -> Solution:
-        """Joins the solutions of all time steps to one `Solution`."""
+        """Joins the solutions of all time steps of `flows.integrate` to one `Solution`."""
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)

@@ -15,7 +15,7 @@ from tensorjax.pde._discretization.grid import Box
 
 
 class Coefficients(NamedTuple):
-    """Coefficients M, b, S, c of the differential operator L v = (M y + b)·∇v + S:∇∇v + c v.
+    """Coefficients M, b, S, c of the affine operator L v = (M y + b)·∇v + S:∇∇v + c v.
 
     Attributes:
       matrix: M, (d, d), or None for zero.
@@ -38,7 +38,7 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "Coefficients":
-        """Returns the coefficients of L − (Σ y + β)·∇, for coordinates that move with Σ y + β.
+        """Returns the coefficients of the affine operator L − (Σ y + β)·∇, in moving coordinates.
 
         Args:
           sigma: Σ, (d, d).
@@ -61,7 +61,7 @@ def affine_generator(
     diffusion: ArrayLike | None,
     constant: ArrayLike = 0.0,
 ) -> TTMatrix:
-    """Builds the differential operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
+    """Builds the affine operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
 
     A finite automaton runs along the axes. Up to the middle its states are "no factor yet", one for
     every ∂_i and every y_i met, and "done"; from the middle on one for every ∂_j and y_j still to
@@ -230,13 +230,13 @@ class _Entries:
 
 
 def _expanded(states: Any, matrices: Any) -> Any:
-    """Builds a TT-matrix core from coefficients (r, 5, s) of the matrices 1, ∂, y, y∂ and ∂²."""
+    """Builds an affine operator's core from coefficients (r, 5, s) of 1, ∂, y, y∂ and ∂²."""
     xp = np if isinstance(states, np.ndarray) else jnp
     return einsum("aob,omn->amnb", states, xp.asarray(matrices).astype(states.dtype))
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """Applies 1, ∂, y, y∂ and ∂² to the mode of a TT-core: (5, r, n, s)."""
+    """Applies the factors 1, ∂, y, y∂, ∂² of affine operators to a TT-core: (5, r, n, s)."""
     if axis.projected is not None:
         return np.stack([core, *(np.matmul(m, core) for m in axis.stable_basis[1:])])
     first = np.matmul(axis.d1, core)

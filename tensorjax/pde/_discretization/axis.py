@@ -28,7 +28,7 @@ ONE, D, Y, YD, DD = range(5)
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One-dimensional grid of n points, with quadrature, derivatives and interpolation.
+    """Axis of a grid: n points on an interval, with quadrature, derivatives and interpolation.
 
     Attributes:
       kind: "fourier": points low + (high − low) k/n, spectrally accurate, for functions that vanish
@@ -115,23 +115,23 @@ class Axis:
 
     @property
     def movable(self) -> bool:
-        """Whether the axis may carry moving coordinates: not if periodic, half-line or walled."""
+        """Whether an axis may carry moving coordinates: not if periodic, half-line or walled."""
         return self.kind not in ("periodic", "log", "laguerre") and self.walls is None
 
     @property
     def free(self) -> tuple[bool, bool]:
-        """Whether grid functions may be nonzero at the low and the high end (reflecting walls)."""
+        """Whether functions may be nonzero at the low and the high end of an axis (reflecting)."""
         low, high = ("absorbing",) * 2 if self.walls is None else self.walls
         return low == "reflecting", high == "reflecting"
 
     @functools.cached_property
     def logarithm(self) -> "Axis":
-        """Fourier grid in log y that underlies an axis of kind "log"."""
+        """Fourier axis in log y that underlies an axis of kind "log"."""
         return Axis("fourier", self.n, math.log(self.low), math.log(self.high))
 
     @functools.cached_property
     def _scale(self) -> float:
-        """Length scale β of a Laguerre grid axis, whose functions decay as exp(−y/2β)."""
+        """Length scale β of a Laguerre axis, whose functions decay as exp(−y/2β)."""
         return self.length / float(matrices.laguerre_zeros(self.n, 2 * self.power)[-1])
 
     @property
@@ -141,7 +141,7 @@ class Axis:
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """Collocation points of a grid axis, an ascending array (n,)."""
+        """Collocation points of one grid axis, an ascending array (n,)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -154,7 +154,7 @@ class Axis:
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
-        """Ratio (n,) of the stored grid values to the function u; 1 except on half-line axes.
+        """Ratio (n,) of the values stored on a grid axis to the function u; 1 except on half-lines.
 
         What is rounded off far out, where points are wide apart, counts in moments.
         """
@@ -168,7 +168,7 @@ class Axis:
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
-        """Quadrature weights (n,) of the grid points: ∫ v dy ≈ weights · values."""
+        """Quadrature weights (n,) of one grid axis: ∫ v dy ≈ weights · values."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
@@ -181,7 +181,7 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """First-derivative matrix on the collocation points of a grid axis, (n, n).
+        """First-derivative matrix on the collocation points of one grid axis, (n, n).
 
         With walls that of fluxes, none of which pass a reflecting one.
         """
@@ -201,7 +201,7 @@ class Axis:
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
-        """Second-derivative matrix on the collocation points of a grid axis, (n, n)."""
+        """Second-derivative matrix on the collocation points of one grid axis, (n, n)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(matrices.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
@@ -226,7 +226,7 @@ class Axis:
 
     @functools.cached_property
     def stable_basis(self) -> np.ndarray:
-        """Matrices of 1, ∂, y, y∂ and ∂², (5, n, n), without growing modes in time integration.
+        """Matrices of 1, ∂, y, y∂ and ∂² on an axis, (5, n, n), without growing modes in time.
 
         As `basis`, but between walls y and y ∂ are projected: taken at the points, y ∂ has modes
         that grow, at rates that rise with the number of points.
@@ -240,7 +240,7 @@ class Axis:
 
     @functools.cached_property
     def slope(self) -> np.ndarray:
-        """Finite-difference matrix (n, n) of ∂ for functions that are nonzero at the axis's ends.
+        """First-derivative matrix of a finite-difference axis for functions nonzero at its ends.
 
         Polynomials through the nearest points, 13 of them where there are as many.
         """
@@ -254,7 +254,7 @@ class Axis:
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Matrix (m, n) that projects grid values on the highest third of the modes of an axis.
+        """Matrix (m, n) from grid values on an axis to the highest third of its modes.
 
         Orthonormal rows, for v times the root of the weights.
         """
@@ -310,7 +310,7 @@ class Axis:
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
     def waves(self, kappa: np.ndarray) -> np.ndarray:
-        """Returns the matrix (m, n) that maps grid values of v to ∫ exp(i κ y) v dy for every κ.
+        """Returns the matrix (m, n) that maps values on an axis to ∫ exp(i κ y) v dy for every κ.
 
         Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
         with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
@@ -348,7 +348,7 @@ class Axis:
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
-        """Evaluates the Lagrange polynomials of the inner Chebyshev points and both ends at y."""
+        """Evaluates the Lagrange polynomials of a Chebyshev axis's points and ends at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
         return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
@@ -367,7 +367,7 @@ class Axis:
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
-        """First-derivative matrix (n + 2, n + 2) of a Chebyshev grid that includes both ends."""
+        """First-derivative matrix (n + 2, n + 2) of a Chebyshev axis that includes both ends."""
         return _chebyshev.differentiation(self.n + 2) * (2 / self.length)
 
 

@@ -81,7 +81,7 @@ def banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
 
 
 def slope_weights(offsets: np.ndarray) -> np.ndarray:
-    """Computes finite-difference weights of the first derivative at 0 from points ``offsets``."""
+    """Computes finite-difference weights of ∂ at 0 from collocation points ``offsets``."""
     size = np.abs(offsets).max()
     powers = np.vander(offsets / size, increasing=True).T
     return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size
@@ -148,7 +148,7 @@ class Galerkin(NamedTuple):
 
 
 def wall_nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Chebyshev points in [−1, 1] that determine a polynomial, and barycentric weights.
+    """Returns Chebyshev collocation points that determine a polynomial, and barycentric weights.
 
     The n inner ones of n + 2 Chebyshev extrema, and the ends where it is not ``free`` but zero.
     """
@@ -161,7 +161,7 @@ def wall_nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]
 
 
 def cardinal(xp: Any, n: int, free: tuple[bool, bool], x: Any) -> Any:
-    """Evaluates polynomials that are 1 at one inner Chebyshev point, 0 at the others, at x (m,)."""
+    """Evaluates polynomials, 1 at one Chebyshev collocation point, 0 at the others, at x (m,)."""
     first = 0 if free[0] else 1
     return _chebyshev.lagrange(xp, *wall_nodes(n, free), x)[:, first : first + n]
 
@@ -199,7 +199,7 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
 
 
 def _at_points(n: int, free: tuple[bool, bool], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Evaluates cardinal polynomials of inner Chebyshev points and their derivatives at x (m,)."""
+    """Evaluates cardinal polynomials of collocation points and their derivatives at x (m,)."""
     at, weights = wall_nodes(n, free)
     if any(free):
         gap = np.subtract.outer(at, at)
@@ -215,14 +215,14 @@ def _at_points(n: int, free: tuple[bool, bool], x: np.ndarray) -> tuple[np.ndarr
 
 @functools.lru_cache(maxsize=64)
 def laguerre_zeros(n: int, parameter: float) -> np.ndarray:
-    """Computes the zeros of a generalised Laguerre polynomial, a read-only ascending array (n,)."""
+    """Computes the collocation points of a Laguerre grid, zeros of its polynomial, (n,)."""
     out = special.roots_genlaguerre(n, parameter)[0]
     out.flags.writeable = False
     return out
 
 
 def laguerre_functions(xp: Any, x: Any, n: int, power: float) -> Any:
-    """Evaluates n orthonormal Laguerre functions x^a exp(−x/2) p_k(x) at points x > 0: (n, m)."""
+    """Computes the matrix (n, m) of orthonormal Laguerre functions x^a exp(−x/2) p_k at x > 0."""
     b = 2 * power
     safe = xp.maximum(x, 1e-300)
     out = [xp.exp(power * xp.log(safe) - x / 2 - math.lgamma(b + 1) / 2)]
@@ -241,7 +241,7 @@ def laguerre_transform(n: int, power: float) -> np.ndarray:
 
 
 def laguerre_weights(n: int, power: float) -> np.ndarray:
-    """Returns quadrature weights (n,) of a Laguerre grid, exact for its functions."""
+    """Returns quadrature weights (n,) of Laguerre collocation points, exact for their functions."""
     r = laguerre_zeros(n, power)
     inner = 2 / np.square(laguerre_functions(np, r, n, power / 2)).sum(
         0
@@ -263,7 +263,7 @@ def laguerre_derivative(n: int, power: float) -> np.ndarray:
 
 
 def modes(axis: Any) -> np.ndarray:
-    """Computes the discrete modes of a grid axis as orthonormal rows (n, n), by rising frequency.
+    """Computes the matrix (n, n) of a collocation grid's discrete modes, rows by rising frequency.
 
     They apply to values times the root of the quadrature weights.
     """
@@ -284,7 +284,7 @@ def modes(axis: Any) -> np.ndarray:
 
 
 def frequencies(axis: Any) -> np.ndarray:
-    """Returns the frequencies (n,) of a grid axis's modes, relative to the highest frequency."""
+    """Returns the frequencies (n,) of a collocation grid's modes, relative to the highest one."""
     k = np.arange(axis.n)
     if axis.kind in ("fourier", "periodic", "log"):
         return (k + 1) // 2 / (axis.n / 2)
@@ -292,7 +292,7 @@ def frequencies(axis: Any) -> np.ndarray:
 
 
 def moment_weights(axis: Any, power: int) -> np.ndarray:
-    """Computes weights (n,) with which values on a grid axis give ∫ y^power v dy.
+    """Computes quadrature weights (n,) of a collocation grid for the moment ∫ y^power v dy.
 
     On a periodic axis y jumps where a turn ends, and the quadrature of the grid would take all that
     lies there for one side of it: the weights are those of the interpolant, exactly. ``power`` is

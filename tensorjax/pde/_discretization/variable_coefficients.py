@@ -18,7 +18,7 @@ from tensorjax.pde._discretization.grid import Box
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
-    """Builds the TT-cores of the coefficient function a sin(w·y + φ) on a grid, of TT-rank 2.
+    """Builds the TT-cores of the variable coefficient a sin(w·y + φ) on a grid, of TT-rank 2.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -33,7 +33,7 @@ def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
 
 
 def power(box: Box, weights: Any, offset: Any, exponent: int, amplitude: Any = 1.0) -> Cores:
-    """Builds the TT-cores of the coefficient function a (w·y + c)^m on a grid, of TT-rank m + 1.
+    """Builds the TT-cores of the variable coefficient a (w·y + c)^m on a grid, of TT-rank m + 1.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -62,7 +62,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds the TT-cores of a coefficient f(w·y) from a start vector and one core per axis."""
+    """Builds the TT-cores of a variable coefficient f(w·y) from one core per axis."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -77,7 +77,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns first and last axis on which f(w·y) depends (nonzero weights w); all if traced."""
+    """Returns the first and last axis on which a coefficient f(w·y) depends; all if traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -85,12 +85,12 @@ def _active(w: Any) -> tuple[int, int]:
 
 
 def times(a: Cores, b: Cores) -> Cores:
-    """Multiplies two coefficient functions of a PDE, given as tensor trains; TT-ranks multiply."""
+    """Multiplies two variable coefficients of a PDE, given as tensor trains; TT-ranks multiply."""
     return [hadamard_core(p, q) for p, q in zip(a, b, strict=True)]
 
 
 def multiplication(cores: Cores) -> TTMatrix:
-    """Builds v ↦ m v, multiplication by a coefficient function m of a PDE, as a TT-matrix."""
+    """Builds the TT-matrix of v ↦ m v, multiplication by a variable coefficient m of a PDE."""
     return TTMatrix._unchecked(tuple(map(_diagonal, cores)))
 
 
@@ -103,7 +103,7 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the TT-matrix of v ↦ a·∇(m v) in a form that is stable on periodic axes.
+    """Builds the TT-matrix of v ↦ a·∇(m v) for a variable coefficient, stable on periodic axes.
 
     On Fourier axes it is (∂ m + m ∂ + m')/2, less the mean over the axis, on log axes the same in
     log y, for other axes `flux`: the same for functions that vanish at the ends, and what it gives
@@ -133,7 +133,7 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def _flux(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the TT-matrix core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v between walls."""
+    """Builds the TT-matrix core of v ↦ ∂ (m v) for a coefficient m: −∫ φ' m v between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, None, :, :]
@@ -141,14 +141,14 @@ def _flux(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def _between(left: np.ndarray, filled: np.ndarray, m: Any, right: np.ndarray) -> Any:
-    """Builds left · diag(filled m) · right from a TT-core m (s, n, t), as a core (s, n, n, t)."""
+    """Builds left · diag(filled m) · right from a coefficient's core m (s, n, t): (s, n, n, t)."""
     xp = backend(m)
     left, filled, right = (xp.asarray(x).astype(m.dtype) for x in (left, filled, right))
     return einsum("iq,aqb,qj->aijb", left, einsum("qn,anb->aqb", filled, m), right)
 
 
 def _multiplied(axis: Axis, m: Any) -> Any:
-    """Builds the TT-matrix core of v ↦ m v from a core of m; a Galerkin product between walls."""
+    """Builds the TT-matrix core of v ↦ m v for a coefficient m; Galerkin product between walls."""
     at = axis.projected
     level = not _check.is_traced(m) and not np.ptp(m, axis=1).any()
     return _diagonal(m) if at is None or level else _between(at.tested, at.filled, m, at.value)
@@ -160,7 +160,7 @@ def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def _advected(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the TT-matrix core of v ↦ m ∂v from a core of m; a Galerkin product between walls."""
+    """Builds the TT-matrix core of v ↦ m ∂v for a coefficient m; Galerkin product between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, :, None, :]
@@ -168,7 +168,7 @@ def _advected(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def carried(cores: Cores, derivatives: dict[int, np.ndarray], weight: float = 1.0) -> TTMatrix:
-    """Builds the TT-matrix of v ↦ m ∂v from derivative matrices of one axis or more, and a factor.
+    """Builds the TT-matrix of v ↦ m ∂v for a variable coefficient m and given derivative matrices.
 
     As values of m at the points times derivatives there.
     """
@@ -230,7 +230,7 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 
 
 def _twice(axis: Axis, m: Any) -> Any:
-    """Builds the TT-matrix core of v ↦ ∂² (m v) from a core of m, stable for strongly varying m.
+    """Builds the TT-matrix core of v ↦ ∂² (m v), stable for strongly varying coefficients m.
 
     As ∂ (m ∂ v + m' v) on Laguerre axes and between walls, and on Fourier axes with the second part
     in the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
@@ -253,7 +253,7 @@ def _twice(axis: Axis, m: Any) -> Any:
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
-    """Builds the TT-matrix cores of v ↦ S_ij ∂_i ∂_j (m v) for one pair of axes."""
+    """Builds the TT-matrix of v ↦ S_ij ∂_i ∂_j (m v) for a pair of axes and a coefficient m."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -269,7 +269,7 @@ def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list
 def _directed(
     box: Box, direction: Any, cores: Cores, derived: Callable[[Axis, Any, Any], Any]
 ) -> TTMatrix:
-    """Builds the TT-matrix Σ_k a_k M_k, where M_k has a derivative in the core of axis k only."""
+    """Builds Σ_k a_k M_k, coefficient operators M_k with a derivative in core k only."""
     low, high = _active(direction)
     xp, (a, *cores) = floats(direction, *cores)
     out = []
@@ -289,7 +289,7 @@ def _directed(
 
 
 def _diagonal(m: Any) -> Any:
-    """Builds the TT-matrix core (s, n, n, t) of multiplication by m from a core m (s, n, t)."""
+    """Builds the TT-matrix core (s, n, n, t) of multiplying by a coefficient's core (s, n, t)."""
     xp = backend(m)
     return xp.eye(m.shape[1], dtype=m.dtype)[None, :, :, None] * m[:, :, None, :]
 
@@ -302,6 +302,6 @@ def _merged(states: Any, matrices: Any) -> Any:
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits a vector-valued tensor train, components in the last mode, into one train for each."""
+    """Splits a vector-valued variable coefficient's train into one train for each component."""
     *rest, last = cores
     return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

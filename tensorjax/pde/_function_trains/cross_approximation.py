@@ -36,7 +36,7 @@ _WHOLE = 1 << 14
 
 
 class Points(NamedTuple):
-    """Random sample points of a localised function f, of density ∝ |f|^(2p), with p and density.
+    """Random sample points for the cross approximation of a localised function f, with density.
 
     Attributes:
       index: multi-indices (m, d).
@@ -61,7 +61,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Approximates a localised function by a tensor train, from points drawn where it is large.
+    """Approximates a localised function by cross approximation, from points where it is large.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative
@@ -98,7 +98,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds a tensor train by interpolation at sample points; also tells if they are too few."""
+    """Builds a train by cross approximation from sample points; also tells if they are too few."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -114,7 +114,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Scales sampled columns of an unfolding by their norm^(−p), p from their sampling density."""
+    """Scales sampled columns of an unfolding by their norm^(−p), for cross approximation."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -137,7 +137,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of a matrix ``a`` by pivoting, and X with a ≈ X a[rows], for a tensor train."""
+    """Selects rows of a matrix ``a`` by pivoting, X with a ≈ X a[rows], for cross approximation."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -161,12 +161,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates the entries of a tensor train at multi-indices (m, d)."""
+    """Evaluates the entries of a train at multi-indices (m, d), for cross approximation."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns a function that evaluates a tensor train at all pairs of left and right indices."""
+    """Returns a function that evaluates a train at pairs of indices, for cross approximation."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -177,7 +177,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first cores of a tensor train at given multi-indices: (m, r)."""
+    """Multiplies cores at sampled multi-indices, for cross approximation: (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -185,7 +185,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns the exponents p of the sampling densities |f|^(2p) for a localised function f.
+    """Returns exponents p of sampling densities |f|^(2p), for the cross approximation of f.
 
     Their densities reach to where a Gaussian is ``tol`` of its peak.
     """
@@ -195,7 +195,7 @@ def powers(tol: float, dim: int) -> tuple[float, ...]:
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a function that draws random multi-indices where a tensor train v is large.
+    """Returns a function that draws indices where a train is large, for cross approximation.
 
     It is exact for p = 1; else the density is taken axis by axis.
     """
@@ -259,7 +259,7 @@ def drawn(
     draw: Draw,
     seed: int = 0,
 ) -> Cores:
-    """Approximates a function on a grid by a tensor train, from random points drawn by ``draw``."""
+    """Approximates a function on a grid by a train, by cross approximation from random points."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
         pairs = zip(points, index.T, strict=True)
@@ -269,7 +269,7 @@ def drawn(
 
 
 def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
-    """Approximates f(v), entry by entry of a tensor train v, by a train from sampled entries."""
+    """Approximates f(v), entry by entry of a train v, by cross approximation from entries."""
     cores, name = hosted_cores(v), "reaction"
     if len(cores) == 1:  # all entries are there, and have no ranks
         return [_finite(name, f(cores[0].ravel())).reshape(cores[0].shape)]
@@ -312,7 +312,7 @@ def _finite(name: str, values: Any) -> np.ndarray:
 def smooth(
     name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
 ) -> tuple[Cores, int]:
-    """Approximates a smooth vector-valued function on a grid by a TT, from a coarse Chebyshev grid.
+    """Approximates a smooth vector-valued function by cross approximation on a coarser grid.
 
     Args:
       name: of the function, in errors.

@@ -150,7 +150,7 @@ def _integrals(
 
 
 def _below(index: np.ndarray) -> np.ndarray:
-    """Returns the positions of k − e_i in a set of multi-indices k, for each axis i; −1 if none."""
+    """Returns positions of k − e_i among the multi-indices k of a Gaussian train; −1 if none."""
     place = {tuple(k): p for p, k in enumerate(index.tolist())}
     out = np.full(index.shape, -1)
     for p, k in enumerate(index.tolist()):

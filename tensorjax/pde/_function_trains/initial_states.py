@@ -127,7 +127,7 @@ class Gaussian(_Start):
 
     @property
     def _density(self) -> float:
-        """Maximum of the probability density with a Gaussian's mean and covariance."""
+        """Maximum of the probability density that a Gaussian initial state is a multiple of."""
         sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
         return float(sign * np.exp(-log / 2))
 
@@ -139,7 +139,7 @@ class Gaussian(_Start):
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x)."""
+        """Computes TT-cores of a Gaussian initial state on a grid in the coordinates y = map(x)."""
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
@@ -147,7 +147,7 @@ class Gaussian(_Start):
         return rounding.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
-        """Computes the TT-ranks of the Gaussian at relative error ``tol``, in closed form.
+        """Computes the TT-ranks of the Gaussian initial state at relative error ``tol``.
 
         Args:
           tol: relative error in the norm of the values on a grid.
@@ -160,7 +160,7 @@ class Gaussian(_Start):
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m), in which a Gaussian has TT-ranks one.
+        """Returns the map y = C^(−1/2) (x − m), in which a Gaussian initial state has TT-ranks one.
 
         Returns:
           `AffineMap`.
@@ -170,7 +170,7 @@ class Gaussian(_Start):
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns a Gaussian's image under the linear stochastic map x ↦ F x + g + noise.
+        """Returns a Gaussian initial state's image under the stochastic map x ↦ F x + g + noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -183,7 +183,7 @@ class Gaussian(_Start):
         return dataclasses.replace(new, amplitude=self.mass * new._density)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from the Gaussian's probability density.
+        """Draws random points (count, d) from a Gaussian initial state's probability density.
 
         Args:
           rng: NumPy generator.
@@ -246,12 +246,12 @@ class Mixture(_Start):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the Gaussian mixture."""
+        """Number of coordinates d of an initial state that is a Gaussian mixture."""
         return self.gaussians[0].dim
 
     @property
     def mass(self) -> float:
-        """Integral of the Gaussian mixture over all space."""
+        """Integral over all space of an initial state that is a Gaussian mixture."""
         return float(self._masses.sum())
 
     @property
@@ -260,17 +260,17 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian mixture at physical points (m, d)."""
+        """Evaluates an initial state that is a Gaussian mixture at physical points (m, d)."""
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x)."""
+        """Computes TT-cores of an initial Gaussian mixture on a grid in coordinates y = map(x)."""
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns a Gaussian mixture's image under the linear stochastic map x ↦ F x + g + noise.
+        """Returns an initial Gaussian mixture's image under the stochastic map x ↦ F x + g + noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -281,7 +281,7 @@ class Mixture(_Start):
         return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from a Gaussian mixture as a probability density.
+        """Draws random points (count, d) from an initial Gaussian mixture's probability density.
 
         Args:
           rng: NumPy generator.
@@ -303,7 +303,7 @@ class Mixture(_Start):
         return rng.permutation(np.concatenate(parts))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of the Gaussian mixture.
+        """Returns mass, mean and covariance of an initial state that is a Gaussian mixture.
 
         Returns:
           (mass, mean (d,), covariance (d, d)).

@@ -17,47 +17,47 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Marginal(Protocol):
-    """Interface of a one-dimensional probability density with known moments and samples."""
+    """Interface of a known one-dimensional density, with moments and samples."""
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of a one-dimensional density."""
+        """Mean and variance of a known one-dimensional density."""
         ...
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates a one-dimensional density at points (m,)."""
+        """Evaluates a known one-dimensional density at points (m,)."""
         ...
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count,) from a one-dimensional density."""
+        """Draws random points (count,) from a known one-dimensional density."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Normal density of one coordinate, with known moments and samples."""
+    """Normal density of one coordinate, a known density with moments and samples."""
 
     mean: float
     variance: float
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of the normal density."""
+        """Mean and variance of a known normal density."""
         return self.mean, self.variance
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the normal density at points (m,)."""
+        """Evaluates a known normal density at points (m,)."""
         square = np.square(x - self.mean) / self.variance
         return np.exp(-square / 2) / np.sqrt(2 * np.pi * self.variance)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count,) from the normal density."""
+        """Draws random points (count,) from a known normal density."""
         return rng.normal(self.mean, np.sqrt(self.variance), count)
 
 
 @dataclasses.dataclass(frozen=True)
 class SquareRootTransition:
-    """Transition density of the square-root process dx = κ (θ − x) dt + σ √x dW after a time.
+    """Known transition density of the square-root process dx = κ (θ − x) dt + σ √x dW.
 
     A noncentral χ² density of 4κθ/σ² degrees of freedom; at age ∞ a gamma density.
 
@@ -73,7 +73,7 @@ class SquareRootTransition:
 
     @property
     def _scaled(self) -> tuple[float, float, float]:
-        """Parameters of the process's noncentral χ² law: scale, noncentrality/2, degrees."""
+        """Parameters of the known noncentral χ² density: scale, noncentrality/2, degrees."""
         spread = self.volatility**2 * -np.expm1(-self.rate * self.age)
         c = 2 * self.rate / spread
         half = 2 * self.rate * self.level / self.volatility**2
@@ -81,14 +81,14 @@ class SquareRootTransition:
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of the square-root process at time ``age``."""
+        """Mean and variance of the known density of a square-root process at time ``age``."""
         fall = np.exp(-self.rate * self.age)
         noise = self.volatility**2 / self.rate
         variance = self.x0 * noise * (fall - fall**2) + self.level * noise / 2 * (1 - fall) ** 2
         return self.level + (self.x0 - self.level) * fall, variance
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the square-root process's density at points (m,); zero for x < 0."""
+        """Evaluates the known density of a square-root process at points (m,); zero for x < 0."""
         c, u, half = self._scaled
         v = c * np.maximum(x, 1e-300)
         if u < 1e-12:  # gamma density
@@ -104,19 +104,19 @@ class SquareRootTransition:
         return dataclasses.replace(self, age=self.age + t)
 
     def same(self, other: "SquareRootTransition") -> bool:
-        """Whether another density belongs to the same square-root process (κ, θ, σ)."""
+        """Whether another known density belongs to the same square-root process (κ, θ, σ)."""
         pairs = ((p.rate, p.level, p.volatility) for p in (self, other))
         return next(pairs) == next(pairs)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count,) from the square-root process's density."""
+        """Draws random points (count,) from the known density of a square-root process."""
         c, u, half = self._scaled
         return rng.noncentral_chisquare(2 * half, 2 * u, count) / (2 * c)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Independent(Function):
-    """Initial density of a PDE that is a product of known one-dimensional densities."""
+    """Product of known one-dimensional densities, an initial density of a PDE."""
 
     parts: Sequence[Marginal] = ()
 
@@ -128,34 +128,34 @@ class Independent(Function):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates of a product of one-dimensional densities."""
+        """Number of coordinates of a product of known densities."""
         return len(self.parts)
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates a product of one-dimensional densities at physical points (m, d)."""
+        """Evaluates a product of known one-dimensional densities at physical points (m, d)."""
         columns = np.asarray(x, np.float64).T
         return np.prod([p.values(c) for p, c in zip(self.parts, columns, strict=True)], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a product of one-dimensional densities on a grid y = map(x)."""
+        """Computes TT-cores of a product of known densities on a grid y = map(x)."""
         if not map.still:
             return super().cores(box, map, tol)
         pairs = zip(self.parts, box.points, strict=True)
         return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of a product of one-dimensional densities."""
+        """Returns mass, mean and covariance of a product of known densities."""
         mean, variance = np.transpose([p.moments for p in self.parts])
         return 1.0, mean, np.diag(variance)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from a product of one-dimensional densities."""
+        """Draws random points (count, d) from a product of known densities."""
         return np.stack([p.sample(rng, count) for p in self.parts], 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Lognormal(Function):
-    """Lognormal initial density of a PDE: log x is normal with given mean and covariance."""
+    """Known density with log x normal, of given mean and covariance: an initial state of a PDE."""
 
     mean: Any = None
     covariance: Any = None
@@ -169,7 +169,7 @@ class Lognormal(Function):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates of the lognormal density."""
+        """Number of coordinates of the known lognormal density."""
         return len(self.mean)
 
     @property
@@ -177,14 +177,14 @@ class Lognormal(Function):
         return Gaussian(self.mean, self.covariance)
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the lognormal density at physical points (m, d); zero unless all x > 0."""
+        """Evaluates the known lognormal density at points (m, d); zero unless all x > 0."""
         x = np.asarray(x, np.float64)
         inside = np.asarray((x > 0).all(1))
         safe = np.where(inside[:, None], x, 1.0)
         return np.where(inside, self._normal.values(np.log(safe)) / safe.prod(1), 0.0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of a lognormal density on a grid in the coordinates y = map(x)."""
+        """Computes TT-cores of the known lognormal density on a grid in coordinates y = map(x)."""
         if not map.still or any(a.low <= 0 for a in box.axes):
             return super().cores(box, map, tol)
         points = [np.log(p) - m for p, m in zip(box.points, self.mean, strict=True)]
@@ -194,10 +194,10 @@ class Lognormal(Function):
         return rounding.rounded(cores, tol / 2)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from the lognormal density."""
+        """Draws random points (count, d) from the known lognormal density."""
         return np.exp(self._normal.sample(rng, count))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of the lognormal density."""
+        """Returns mass, mean and covariance of the known lognormal density."""
         mean = np.exp(self.mean + np.diag(self.covariance) / 2)
         return 1.0, mean, np.outer(mean, mean) * np.expm1(self.covariance)

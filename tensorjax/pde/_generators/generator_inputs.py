@@ -11,15 +11,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.affine_operators import affine_states
-from tensorjax.pde._generators import normal_component
+from tensorjax.pde._generators import normal_component, normal_equations
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, canonical
+from tensorjax.pde._generators.coordinate_motion import Motion
 from tensorjax.pde._generators.tangent_normal_factors import Family, Modes
 
 # The outermost share of every axis, on either side, that is its edge.
@@ -33,7 +33,7 @@ _WIDE = 16
 
 
 class Spread(NamedTuple):
-    """Mean and covariance of v²/‖v‖², and norm near the box's edge, that steer moving coordinates.
+    """Input of the coordinate generators: mean, covariance of v²/‖v‖², norm near the box's edge.
 
     Attributes:
       mean: (d,).
@@ -49,7 +49,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """Norm (d,) of v near the ends of each axis of the box, less that of unresolved waves.
+        """Norm (d,) of v near the ends of each axis, an input of generators, less unresolved waves.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -57,7 +57,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes mean and covariance of v²/‖v‖² and the norm of v near the box's edge, for a TT v."""
+    """Computes inputs of generators: mean and covariance of v²/‖v‖², norm near the box's edge."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -80,7 +80,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def moment_rates(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates (d,) at which a PDE's right side changes means and variances of v²."""
+    """Computes inputs of generators: rates (d,) at which Q changes means and variances of v²."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -93,7 +93,7 @@ def moment_rates(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects one part of a PDE's right side on the TT bases beside core k: (r, n, s)."""
+    """Projects a part of a generator's right side on the TT bases beside core k: (r, n, s)."""
     if k < point.order - 1:
         return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
@@ -110,7 +110,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses shift β and stretch diag Σ of moving coordinates that hold mean and variance of v².
+    """Chooses the gauge of a generator: shift β and stretch diag Σ that hold moments of v².
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
@@ -129,85 +129,14 @@ def standing(
 
 
 def gauge_strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Computes a factor 0 to 1 for shift and stretch of coordinates, by the norm near the edge."""
+    """Computes the strength of a generator's gauge, from 0 to 1, by the norm near the edge."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)
 
 
-class Motion(NamedTuple):
-    """Coordinate motion ẏ = Σ y + β chosen for a PDE in moving coordinates, with its cost.
-
-    Attributes:
-      sigma: Σ, (d, d).
-      beta: β, (d,).
-      cost: ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖/‖v‖, what remains of the right side outside the tangent
-        space at v, per time; NaN where it was not computed.
-      cost_without: the same for Σ = 0.
-      levels: relative errors of the truncations of v that were looked at.
-      ranks: the largest TT-rank of each.
-      edge: the largest norm of v near an end of an axis, relative to ‖v‖; NaN if not computed.
-      guarded: whether the guard has set Σ to zero.
-
-    Example:
-      >>> import numpy as np
-      >>> from tensorjax import pde
-      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.16]))
-      >>> box = pde.Box.fourier(2, n=64)
-      >>> problem = pde.Liouville(np.array([[0.0, 1.0], [-1.0, 0.0]]), start, box)
-      >>> at = pde.AffineMap.identity(2)
-      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
-      >>> motion = pde.Convex()(v, right, at, box, 1e-8, 0.0)
-      >>> motion.sigma.shape, motion.beta.shape, motion.guarded
-      ((2, 2), (2,), False)
-    """
-
-    sigma: np.ndarray
-    beta: np.ndarray
-    cost: float = float("nan")
-    cost_without: float = float("nan")
-    levels: tuple[float, ...] = ()
-    ranks: tuple[int, ...] = ()
-    edge: float = float("nan")
-    guarded: bool = False
-
-
-def checked_motion(motion: Any, box: Any) -> tuple[Any, Any]:
-    """Returns Σ and β of a coordinate motion ẏ = Σ y + β; raises ValueError if invalid."""
-    d = box.dim
-    if not isinstance(motion, Motion):
-        raise ValueError(
-            "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
-            f"got {type(motion).__name__}"
-        )
-    found = rates_of_motion("coordinates: expected a motion with", motion.sigma, motion.beta, d)
-    if not moves_unbounded(box, *found):
-        raise ValueError(
-            "coordinates: expected a motion that is zero, in rows and columns, on axes that are "
-            'periodic, half-lines or have walls, got one that moves them; take "adaptive", or a '
-            "generator of pde.coords"
-        )
-    return found
-
-
-def moves_unbounded(box: Any, sigma: Any, beta: Any) -> bool:
-    """Whether a coordinate motion Σ y + β is zero on periodic, half-line and walled axes."""
-    rests = ~box.unbounded
-    return not (np.any(sigma[rests]) or np.any(sigma[:, rests]) or np.any(beta[rests]))
-
-
-def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts Σ and β of a coordinate motion to arrays; ValueError for shapes, NaN or Inf."""
-    sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
-    for part, value, shape in (("sigma", sigma, (d, d)), ("beta", beta, (d,))):
-        if value.shape != shape:
-            raise ValueError(f"{expected} {part} of shape {shape}, got {value.shape}")
-        _check.finite(f"{expected.partition(':')[0]}: {part}", value)
-    return sigma, beta
-
-
 class Setting:
-    """Inputs for the choice of a coordinate motion: v in canonical form, a PDE's right side."""
+    """Inputs of a coordinate generator: v in canonical form, a PDE's right side, the grid."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):
@@ -226,7 +155,7 @@ class Setting:
         )
 
     def _operators(self, others: Any) -> tuple[list[list[families.Link]], list[Cores]]:
-        """Factors the PDE's operators into bond and mode matrices; keeps wide ones whole.
+        """Factors a generator's operators into bond and mode matrices; keeps wide ones whole.
 
         Sums over pairs of matrices would take far longer than the product with v.
         """
@@ -266,7 +195,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of a PDE's right side into TT tangent and normal factors."""
+        """Splits the affine part of a generator's right side into TT tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -277,17 +206,17 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of a PDE's right side into tangent and normal factors at each bond."""
+        """Splits all terms of a generator's right side into TT tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     @property
     def kept(self) -> np.ndarray:
-        """Indices of the off-diagonal entries of Σ, in the motion Σ y, that may be nonzero."""
+        """Indices of the off-diagonal entries of Σ that a generator may choose."""
         free = self.box.unbounded
-        return np.flatnonzero(normal_component.off_diagonal(np.outer(free, free)))
+        return np.flatnonzero(normal_equations.off_diagonal(np.outer(free, free)))
 
     def mean_square(self) -> float:
-        """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had TT-rank one."""
+        """Estimates a generator's scale: the mean of ‖y_k ∂_j v‖², as if v had TT-rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -296,7 +225,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes a coordinate motion Σ y + β from off-diagonal Σ: adds shift, stretch, cost."""
+        """Completes a generator's motion Σ y + β from off-diagonal Σ: adds gauge and cost."""
         seen = spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -37,6 +37,7 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point
+from tensorjax.pde._generators.normal_equations import off_diagonal
 from tensorjax.pde._generators.tangent_normal_factors import Family, Link, Modes
 from tensorjax.pde._stepping import sketched_sums
 from tensorjax.pde._stepping.sketched_sums import Train
@@ -54,7 +55,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Index table of the tensors y_k ∂_j v and ∂_a ∂_b v in the fit of a coordinate motion.
+    """Index table of the tensors y_k ∂_j v and ∂_a ∂_b v whose normal components are computed.
 
     Attributes:
       low: a of each.
@@ -71,7 +72,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Builds the index table of the tensors y_k ∂_j v (j ≠ k) and, on request, ∂_a ∂_b v."""
+    """Builds the index table of y_k ∂_j v (j ≠ k) and ∂_a ∂_b v, for their normal components."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -84,7 +85,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists the tensors y_k ∂_j v whose axes j and k lie on different sides of TT bond p."""
+    """Lists the y_k ∂_j v with a normal component at TT bond p: j and k on different sides."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -94,7 +95,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Tensors ∂_k v and y_k v, split at every TT bond into tangent and normal factors.
+    """Factors of ∂_k v and y_k v at every TT bond, from which normal components are computed.
 
     Attributes:
       family: v with one operator on one mode.
@@ -106,13 +107,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits the tensors ∂_k v and y_k v at every TT bond into tangent and normal factors."""
+    """Computes the factors of ∂_k v and y_k v at every bond, for their normal components."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> Any:
-    """Computes the Gram matrix of the components of all y_k ∂_j v normal to the TT tangent space.
+    """Computes the Gram matrix of the normal components of all y_k ∂_j v.
 
     From some size on it is sparse: what is below the roundoff of the largest entry is left out.
     """
@@ -149,13 +150,13 @@ def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool
 
 
 def _entries(gram: np.ndarray) -> np.ndarray:
-    """Transposes a Gram array (a, j, b, k) to the matrix (a b, j k)."""
+    """Transposes a Gram array (a, j, b, k) of normal components to the matrix (a b, j k)."""
     a, j, b, k = gram.shape
     return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns the index of the tensor y_k ∂_j v for each pair of states beside a TT bond."""
+    """Returns the index of the normal component of y_k ∂_j v for pairs of states at a TT bond."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -163,7 +164,7 @@ def _places(d: int, p: int, second: bool) -> np.ndarray:
 
 
 def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
-    """Builds the dense Gram matrix of components of y_k ∂_j v normal to the TT tangent space."""
+    """Builds the dense Gram matrix of the normal components of all y_k ∂_j v."""
     d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -179,7 +180,7 @@ def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool)
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes inner products of a tensor with all y_k ∂_j v, normal to the TT tangent space."""
+    """Computes inner products of a tensor's normal component with those of all y_k ∂_j v."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -192,7 +193,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes the inner product of two tensors' components normal to the TT tangent space."""
+    """Computes the inner product of two tensors' normal components."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -201,7 +202,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """Computes the squared norm of a sum's component normal to the TT tangent space."""
+    """Computes the squared norm of the normal component of a sum."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -209,7 +210,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Squared TT-normal part of a PDE's right side, quadratic in the coordinate motion Σ y.
+    """Squared normal component of a PDE's right side, quadratic in the coordinate motion Σ y.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
@@ -231,11 +232,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> Any:
-        """Gram matrix of the TT-normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
+        """Gram matrix of the normal components of y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes the norm of a right side's TT-normal part if coordinates move with Σ y.
+        """Computes the norm of a right side's normal component if coordinates move with Σ y.
 
         Affine parts cancel before they are squared.
         """
@@ -248,7 +249,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Terms of a PDE's right side: affine part, other operators, source and reaction.
+    """Terms whose normal component is taken: affine part, other operators, source and reaction.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
@@ -275,7 +276,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the squared TT-normal part of a PDE's right side, quadratic in the motion Σ y.
+    """Computes the squared normal component of a PDE's right side, quadratic in the motion Σ y.
 
     Args:
       point: of d ≥ 2 modes.
@@ -302,7 +303,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Splits the non-affine terms of a PDE's right side into TT tangent and normal factors."""
+    """Splits the non-affine terms of a right side into factors, for their normal component."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.wide:
         images = [Train(products.matvec(o, point.cores)) for o in terms.wide]
@@ -316,7 +317,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Expands the affine part of a PDE's right side in y_k ∂_j v and ∂_a ∂_b v."""
+    """Expands the affine part of a right side in y_k ∂_j v, ∂_a ∂_b v, for its normal component."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -328,113 +329,3 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
         a, b = m.low[moving:], m.high[moving:]
         out[moving:] = s[a, b] + s[b, a]
     return out
-
-
-def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the off-diagonal entries of a square matrix, row by row."""
-    return matrix[~np.eye(len(matrix), dtype=bool)]
-
-
-def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds a matrix (d, d) of zero diagonal from its off-diagonal entries, row by row."""
-    out = np.zeros((d, d))
-    out[~np.eye(d, dtype=bool)] = values
-    return out
-
-
-class Block(NamedTuple):
-    """Diagonal blocks, all of one size, of a symmetric matrix, with their eigendecompositions.
-
-    Attributes:
-      index: rows of each, (blocks, size).
-      values: eigenvalues, (blocks, size).
-      vectors: (blocks, size, size).
-    """
-
-    index: np.ndarray
-    values: np.ndarray
-    vectors: np.ndarray
-
-    def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """Computes the coefficients (blocks, size) of a vector in the blocks' eigenvectors."""
-        return (self.vectors.swapaxes(1, 2) @ x[self.index][:, :, None])[:, :, 0]
-
-
-class Spectrum(NamedTuple):
-    """Eigendecomposition of a block-diagonal symmetric matrix, block by block."""
-
-    blocks: list[Block]
-    size: int
-
-    @property
-    def largest(self) -> float:
-        """Largest eigenvalue of a symmetric matrix; zero if none is positive."""
-        return max((float(b.values.max()) for b in self.blocks), default=0.0)
-
-    def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Computes a vector from its coefficients in the eigenvectors of a matrix."""
-        out = np.zeros(self.size)
-        for b, c in zip(self.blocks, coefficients, strict=True):
-            out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]
-        return out
-
-
-def spectrum(matrix: Any) -> Spectrum:
-    """Computes the eigendecomposition of a symmetric matrix, dense or sparse, block by block."""
-    n = matrix.shape[0]
-    if not scipy.sparse.issparse(matrix):
-        w, z = np.linalg.eigh(matrix)
-        return Spectrum([Block(np.arange(n)[None], w[None], z[None])], n)
-    _, labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)
-    order = np.argsort(labels, kind="stable")
-    sizes = np.bincount(labels)
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    place = np.empty(n, int)
-    place[order] = np.arange(n) - starts[labels[order]]
-    entries = matrix.tocoo()
-    blocks = []
-    for size in np.unique(sizes):
-        which = np.nonzero(sizes == size)[0]
-        number = np.full(len(sizes), -1)
-        number[which] = np.arange(len(which))
-        mine = number[labels[entries.row]] >= 0
-        rows, columns = entries.row[mine], entries.col[mine]
-        dense = np.zeros((len(which), size, size))
-        dense[number[labels[rows]], place[rows], place[columns]] = entries.data[mine]
-        index = order[starts[which][:, None] + np.arange(size)]
-        blocks.append(Block(index, *np.linalg.eigh(dense)))
-    return Spectrum(blocks, n)
-
-
-def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves normal equations by the regularised pseudoinverse w/(w² + floor²)."""
-    least = found.size * np.finfo(float).eps * max(found.largest, 0.0)
-    parts = []
-    for b in found.blocks:
-        w = np.where(b.values > least, b.values, 0)
-        bottom = w**2 + floor**2
-        gain = np.where(bottom > 0, w / np.where(bottom > 0, bottom, 1), 0)
-        parts.append(gain * b.coordinates(load))
-    return found.combined(parts)
-
-
-def visible(matrix: Any, load: np.ndarray, share: float) -> tuple[Any, np.ndarray]:
-    """Sets small eigenvalues of normal equations (matrix, load) to zero, block by block."""
-    found = spectrum(matrix)
-    least = share * max(found.largest, 0.0)
-    kept = found.combined([b.coordinates(load) * (b.values > least) for b in found.blocks])
-    parts = [
-        (b.vectors * np.where(b.values > least, b.values, 0)[:, None]) @ b.vectors.swapaxes(1, 2)
-        for b in found.blocks
-    ]
-    if not scipy.sparse.issparse(matrix):
-        return parts[0][0], kept
-    rows = [
-        np.broadcast_to(b.index[:, :, None], p.shape)
-        for b, p in zip(found.blocks, parts, strict=True)
-    ]
-    columns = [
-        np.broadcast_to(b.index[:, None], p.shape) for b, p in zip(found.blocks, parts, strict=True)
-    ]
-    entries, row, column = (np.concatenate([x.ravel() for x in y]) for y in (parts, rows, columns))
-    return scipy.sparse.csr_array((entries, (row, column)), shape=matrix.shape), kept

@@ -8,27 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Start
-from tensorjax.pde._generators.canonical_form import (
-    Point,
-    canonical,
-    truncated,
-    truncated_ranks,
-)
+from tensorjax.pde._generators.canonical_form import Point, canonical, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import spread
+from tensorjax.pde._generators.nuclear_norms import nuclear_norms, nuclear_norms_gradient
 from tensorjax.pde._generators.tangent_normal_factors import Family, Modes, modes_of, singles
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate
 from tensorjax.pde._observables.edge_and_resolution import shares
+from tensorjax.pde._observables.values_and_moments import evaluate
 
-# Positions of ∂ and y in `Modes.pair`.
-_D, _Y = 0, 1
 # Share of the tolerance for the train before it is truncated.
 _PART = 0.3
 # The descent has converged where the slope is this share of the cost, or where a step lowers the
@@ -40,74 +33,6 @@ _ARMIJO, _SHORTER, _TRIES, _LONGEST = 1e-4, 0.25, 6, 0.5
 # A map may leave this share of the norm in the highest modes, or so many times what the identity
 # leaves there; and at the edge the tolerance, or as many times what the identity leaves.
 _ROUGH, _MORE = 1e-3, 2.0
-
-
-def nuclear_norms(point: Point, smoothing: float) -> float:
-    """Computes the smoothed nuclear norms, Σ √(σ² + ε²) − ε, of a tensor train's unfoldings."""
-    return float(sum((np.hypot(s, smoothing) - smoothing).sum() for s in point.spectra))
-
-
-def nuclear_norms_gradient(
-    point: Point, modes: Modes, singles: Family, smoothing: float
-) -> np.ndarray:
-    """Computes the gradient (d, d) of a TT's nuclear norms in the coordinate motion Σ y.
-
-    With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
-    values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v
-    their sum over all bonds falls at the rate Σ·g.
-    """
-    d = point.order
-    weights = [s / np.hypot(s, smoothing) for s in point.spectra]
-    bonds = [w * s for w, s in zip(weights, point.bonds, strict=True)]
-    out = np.zeros((d, 2, d, 2))
-    for p, (inside, overlap, w) in enumerate(
-        zip(singles.inside, singles.overlap, weights, strict=True), start=1
-    ):
-        both = einsum("iak,bki,i->ab", inside, overlap, w)
-        out[:p, :, p:] += both.reshape(p, 2, d - p, 2)
-    _one_side(out, point.left, bonds, modes.pair)
-    # The other side is the first one of the train read backwards.
-    mirrored = [v.transpose(2, 1, 0) for v in reversed(point.right)]
-    turned = np.zeros_like(out)
-    _one_side(
-        turned,
-        mirrored,
-        bonds[::-1],
-        lambda k, core: modes.pair(d - 1 - k, core),
-    )
-    out += turned[::-1, :, ::-1].transpose(2, 3, 0, 1)
-    found = out[:, _D, :, _Y] + out[:, _Y, :, _D].T
-    np.fill_diagonal(found, 0)
-    return found
-
-
-def _one_side(
-    out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
-) -> None:
-    """Adds the contributions of modes left of each TT bond to the gradient of the nuclear norms."""
-    one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
-    where: list[tuple[int, int, int, int]] = []
-    for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
-        derived = pair(k, u)
-        crossed = np.concatenate([one[_D::2], one[_Y::2]])
-        ops = np.repeat([_Y, _D], len(one) // 2)
-        seen = einsum("mab,mbns->mans", crossed, derived[ops])
-        two = np.concatenate([_passed(u, two), _overlap(u, seen)])
-        where += [(a, _D, k, _Y) for a in range(k)] + [(a, _Y, k, _D) for a in range(k)]
-        one = np.concatenate([_passed(u, one), _overlap(u, derived)])
-        if where:
-            a, p, b, q = np.array(where).T
-            out[a, p, b, q] += einsum("mij,ji->m", two, s)
-
-
-def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Moves bond matrices (m, r, r) over an orthogonal TT-core U: Uᵀ (M ⊗ 1) U."""
-    return einsum("mab,ans,bnt->mst", matrices, u, u)
-
-
-def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Contracts TT-cores (m, r, n, s) with a core U over left bond and mode: (m, s, s)."""
-    return einsum("ans,mant->mst", u, seen)
 
 
 class RankReduction(NamedTuple):
@@ -268,7 +193,7 @@ class _Search:
         return _Seen(map, point, ranks, cost, *shares(TT._unchecked(tuple(cores)), self.box))
 
     def locate(self, start: Any, first: _Seen) -> None:
-        """Stores the region where a function is large, to sample it there in other coordinates."""
+        """Stores the region where the function of a rank reduction is large, to sample it there."""
         near = spread(first.point, self.modes, self.family(first), self.box)
         if isinstance(start, Function) and start.near is None:
             gaps = [a.length / a.n for a in self.box.axes]
@@ -278,13 +203,13 @@ class _Search:
         self.start, self.first, self.center = start, first, near.mean
 
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
-        """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² fixed."""
+        """Returns the next trial map of a rank reduction, exp(Σ) Γ, with the mean of v² fixed."""
         zero = np.zeros_like(sigma)
         matrix = characteristics.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:
-        """Approximates a function in the coordinates of a trial map; None if it leaves the box."""
+        """Approximates a function in rank-reducing trial coordinates; None if it leaves the box."""
         try:
             cores = self.start.cores(self.box, map, _PART * self.tol)
         except ValueError:  # no train of low rank
@@ -300,7 +225,7 @@ class _Search:
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
-        """Computes the gradient (d, d) of the smoothed nuclear norms with respect to the map."""
+        """Computes the gradient (d, d) of a rank reduction's cost with respect to the map."""
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear_norms_gradient(point, self.modes, self.family(at), width) / point.scale
 

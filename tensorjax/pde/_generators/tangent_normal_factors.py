@@ -70,7 +70,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """Projects one tensor train on another's left and right bases at every bond."""
+    """Projects a train on another's left and right bases at every bond: its tangent factors."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -133,7 +133,7 @@ def _family(
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Extends the left environments of ∂_k v and y_k v by a TT-core; adds those of its axis."""
+    """Extends the left tangent and normal factors of ∂_k v and y_k v by a TT-core."""
     i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -143,7 +143,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one TT-core in the right-to-left sweep that splits ∂_k v and y_k v."""
+    """Extends the right tangent and normal factors of ∂_k v and y_k v by a TT-core."""
     s, _, bra = env.shape
     out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh
@@ -174,7 +174,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Moves a Gram matrix of right factors over one TT-core, to the next bond on the left."""
+    """Moves a Gram matrix of right normal factors over one TT-core, to the next bond leftwards."""
     (ka, ba), (kb, bb) = a, b
     (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]
@@ -188,7 +188,7 @@ def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
 
 
 class Modes(NamedTuple):
-    """Grid points and ∂ of every axis, weighted so that Euclidean norms are L² norms.
+    """Grid points and ∂ of every axis, L²-weighted, for tangent and normal factors.
 
     Attributes:
       points: y of every axis.
@@ -201,29 +201,29 @@ class Modes(NamedTuple):
     root: list[np.ndarray] | None
 
     def pair(self, k: int, core: np.ndarray) -> np.ndarray:
-        """Applies ∂ and y to the mode of core k of a tensor train, (2, r, n, s)."""
+        """Applies ∂ and y to the mode of core k, for tangent and normal factors: (2, r, n, s)."""
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """Multiplies a tensor train's grid values by the square roots of the quadrature weights."""
+        """Weights a train by roots of quadrature weights, as tangent and normal factors need it."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Divides a tensor train by the square roots of the quadrature weights."""
+        """Divides tangent or normal trains by the square roots of the quadrature weights."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]
 
     def matrices(self, k: int, o: np.ndarray) -> np.ndarray:
-        """Converts operators on grid values along axis k to operators on L²-weighted values."""
+        """Converts operators along axis k to L²-weighted values, for tangent and normal factors."""
         return o if self.root is None else self.root[k][:, None] * o / self.root[k]
 
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """Builds the `Modes` of a grid: points and derivative matrices of its axes, L²-weighted."""
+    """Builds the `Modes` of a grid for tangent and normal factors: L²-weighted points and ∂."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]
@@ -233,13 +233,13 @@ def modes_of(box: Any) -> Modes:
 
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
-    """Factors the cores of a TT-matrix as Σ_t K_t ⊗ O_t, bond matrices times few mode matrices."""
+    """Factors an operator's cores as Σ_t K_t ⊗ O_t, for the tangent and normal factors of A v."""
     pairs = [_factored(c) for c in hosted_cores(operator)]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
 
 def _factored(core: np.ndarray) -> Link:
-    """Factors a TT-matrix core (r, n, n, s) as Σ_t K_t ⊗ O_t, with few mode matrices O_t (n, n).
+    """Factors a TT-matrix core as Σ_t K_t ⊗ O_t with few O_t (n, n), for tangent-normal factors.
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells
@@ -263,7 +263,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Selects rows of a matrix that span all its rows, and the coefficients of all rows in them."""
+    """Selects rows of an operator core that span all its rows, for tangent-normal factors."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

@@ -177,7 +177,7 @@ class _Saver:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """Saves the last state unless already saved; called at the end of a time integration."""
+        """Saves the last state as a checkpoint, unless already saved, at the end of a run."""
         if work.memory.steps != self._last:
             self._save(work)
 
@@ -200,7 +200,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two saved states are bitwise equal, so that an integration may continue from one."""
+    """Whether two checkpoints hold bitwise equal states, so that a run may continue from one."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (

@@ -4,8 +4,8 @@ import bisect
 from typing import Any
 
 from tensorjax.pde._integration import run
+from tensorjax.pde._integration.failure_diagnosis import Options
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import Options
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize
 
 
@@ -30,7 +30,7 @@ class DenseOutput:
         self.states.append(state)
 
     def at(self, t: float) -> State:
-        """Returns the state at any time within a time integration.
+        """Returns the dense output: the state at any time within a time integration.
 
         Raises:
           ValueError: a time outside the run, or a step that fails.
@@ -43,7 +43,7 @@ class DenseOutput:
 
 
 def partial(options: Options, state: State, t: float) -> run.Run:
-    """Takes a time step from a saved state to a time t before the end of the run's next step."""
+    """Computes the dense output at a time t, by a partial step from the saved state before it."""
     options = options._replace(controller=ConstantStepSize())
     work: Any = run.begin(options, state, state.map, state.t, t - state.t)
     work.memory.dt = t - state.t

@@ -13,9 +13,9 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.cross_approximation import from_train
 from tensorjax.pde._integration import run
 from tensorjax.pde._integration.dense_output import partial
+from tensorjax.pde._integration.failure_diagnosis import Options, Stopped
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import Options, Stopped
-from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._observables.values_and_moments import evaluate
 
 # Points at which two states are compared.
 _POINTS = 512
@@ -159,7 +159,7 @@ def _crosses(old: float, new: float, direction: int) -> bool:
 
 
 def change(before: State, after: State, box: Box, tol: float) -> float:
-    """Estimates the relative change of the solution u between two states, to detect steadiness."""
+    """Estimates the relative change of u between two states, for the steady-state event."""
     draw = from_train(hosted_cores(after.v), tol)
     points = draw(np.random.default_rng(0), _POINTS)
     y = np.stack([p[i] for p, i in zip(box.points, points.index.T, strict=True)], 1)

@@ -18,11 +18,11 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.generator_inputs import checked_motion
-from tensorjax.pde._integration.accuracy import bond_errors, grid_errors, looks
+from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._integration.error_estimates import bond_errors, grid_errors, looks
+from tensorjax.pde._integration.failure_diagnosis import Options, unbounded_by
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
-from tensorjax.pde._integration.statuses import Options, unbounded_by
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
@@ -181,7 +181,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any, bool]:
-    """Traces a PDE's right side as a compiled program of time, map and coordinate motion.
+    """Traces a PDE's right side for the fixed-rank loop, as a function of time, map and motion.
 
     Returns:
       The program, its constants, and whether drift or noise are other than affine.
@@ -217,7 +217,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """Moves the arguments of a compiled time loop to the device of v, to avoid recompilation."""
+    """Moves the arguments of a compiled fixed-rank loop to the device of v."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -315,7 +315,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """Scales a tensor train to norm one; returns None for it if it is zero or not finite."""
+    """Scales the train of a fixed-rank run to norm one; None for it if zero or not finite."""
     cores = hosted_cores(v)
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -360,7 +360,7 @@ def _followed(
 
 
 def _alone(v: TT) -> np.ndarray:
-    """Returns the bonds of a tensor train that have TT-rank one, counted from 0."""
+    """Returns the bonds of a fixed-rank train that have TT-rank one, counted from 0."""
     return np.flatnonzero(np.array(v.ranks[1:-1]) == 1)
 
 
@@ -424,7 +424,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Computes the coordinate maps and motions at start, middle and end of all time steps."""
+    """Computes coordinate maps and motions for a fixed-rank run, at three times of every step."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators.generator_inputs import moves_unbounded
+from tensorjax.pde._generators.coordinate_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -61,7 +61,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError for conserve= if the PDE changes ∫ u dx within a time ``span``."""
+    """Checks initially for conserve= that the PDE keeps ∫ u dx within a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:
@@ -84,17 +84,17 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 
 def conserves(problem: Any) -> bool:
-    """Whether a PDE conserves the integral of u: a density without absorbing walls."""
+    """Checks whether a PDE conserves the integral of u: a density without absorbing walls."""
     return is_density(problem) and not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
 
 
 def is_density(problem: Any) -> bool:
-    """Whether the solution of a PDE is a probability density (Fokker–Planck, Liouville)."""
+    """Checks whether the solution of a PDE is a probability density (Fokker–Planck, Liouville)."""
     return isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville)
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError if a map changes periodic, half-line or walled coordinates."""
+    """Raises ValueError if the initial map changes periodic, half-line or walled coordinates."""
     if not moves_unbounded(box, map.matrix - np.eye(box.dim), map.shift):
         raise ValueError(
             'map: expected the identity on axes ("periodic", "log", "laguerre", or with walls) '
@@ -103,7 +103,7 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
 
 
 def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
-    """Raises ValueError for a diffusion or drift that has no boundary condition at the walls.
+    """Checks initially that diffusion and drift have boundary conditions at the walls.
 
     The condition at a reflecting wall is that of a noise normal to it, and no flow is that of a
     reaction equation. Of traced coefficients nothing is known.
@@ -118,7 +118,7 @@ def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
 
 
 def _check_walls(problem: Any, times: Sequence[float]) -> None:
-    """Checks that walls have boundary conditions for the PDE, for untraced coefficients."""
+    """Checks initially that walls have boundary conditions for untraced coefficients of a PDE."""
     box = problem.box
     free = np.array([any(a.free) for a in box.axes])
     walled = np.array([a.walls is not None for a in box.axes])
@@ -161,7 +161,7 @@ def _check_walls(problem: Any, times: Sequence[float]) -> None:
 
 
 def _diffusions(problem: Any, x: np.ndarray, t: float) -> np.ndarray | None:
-    """Evaluates the diffusion matrix of a PDE at points, (m, d, d); None if not known."""
+    """Evaluates a PDE's diffusion matrix (m, d, d) for the initial checks; None if not known."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x, t)
     d = problem.dim

@@ -13,9 +13,10 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, LEAST
 from tensorjax.pde._integration.events import Events, checked_events
+from tensorjax.pde._integration.failure_diagnosis import ENDANGERED, Options
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import (
     check_at_rest,
@@ -23,9 +24,8 @@ from tensorjax.pde._integration.initial_checks import (
     check_walls,
 )
 from tensorjax.pde._integration.loop import loop
-from tensorjax.pde._integration.progress import progress_of
+from tensorjax.pde._integration.progress_and_statistics import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y
-from tensorjax.pde._integration.statuses import ENDANGERED, Options
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
@@ -35,7 +35,7 @@ from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.times import checked_end
-from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
+from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed, Replay
 
 # Default of max_steps; with rank= any other value is refused.
 _STEPS = 100_000
@@ -272,7 +272,7 @@ def _begun(
 
 
 def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
-    """Selects the better of two solutions of a PDE, in moving and in fixed coordinates.
+    """Selects the solution that `integrate` returns, in moving or in fixed coordinates.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """
@@ -300,7 +300,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Checks that coordinates are fixed if a box has too few movable axes; returns the choice."""
+    """Checks that `integrate` keeps coordinates fixed if too few axes are movable."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -312,31 +312,8 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
     )
 
 
-class Replay:
-    """Moving coordinates for a PDE that repeat the motion of an earlier `Solution`."""
-
-    def __init__(self, solution: Solution):
-        stats = solution.stats
-        if "sigma" not in stats or not len(stats["t"]):
-            raise ValueError(
-                "coordinates: expected a pde.Solution that recorded its motion, got one that did "
-                "not; make it by pde.integrate with tol="
-            )
-        self._times = stats["t"] - stats["dt"]
-        self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
-
-    def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns the earlier coordinate motion (Σ, β) at time t, interpolated between steps."""
-        k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
-        near = min(k + 1, len(self._times) - 1)
-        span = self._times[near] - self._times[k]
-        w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
-        total = (1 - w) * self._values[k] + w * self._values[near]
-        return Motion(total[:, :-1], total[:, -1])
-
-
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
-    """Returns the largest estimated error with which a time integration counts as a success."""
+    """Returns the largest estimated error with which `integrate` counts as successful."""
     if accuracy is None:
         return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
     return _check.number("accuracy", accuracy, low=0, open=True, finite=False)
@@ -406,7 +383,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the first time-step size: 1/100 of the time in which v changes."""
+    """Estimates the first step of `integrate`: 1/100 of the time in which v changes."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

@@ -5,20 +5,25 @@ from typing import Any, Generic
 
 import numpy as np
 
-from tensorjax.pde._integration.accuracy import absolute_mass, inaccurate, lossy, moments_lost
 from tensorjax.pde._integration.dense_output import DenseOutput
+from tensorjax.pde._integration.error_estimates import (
+    absolute_mass,
+    inaccurate,
+    lossy,
+    moments_lost,
+)
 from tensorjax.pde._integration.events import Watch
+from tensorjax.pde._integration.failure_diagnosis import Stopped
 from tensorjax.pde._integration.initial_checks import conserves, is_density
 from tensorjax.pde._integration.run import Run
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
-from tensorjax.pde._integration.statuses import Stopped
-from tensorjax.pde._stepping.runge_kutta_adams_imex import unrestored
+from tensorjax.pde._stepping.step_rounding import unrestored
 
 
 def loop(
     work: Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any, events: Any = ()
 ) -> Solution[Y]:
-    """Takes time steps until t1, or until something stops the run; returns its `Solution`.
+    """Runs the main loop: takes time steps until t1 or a reason to stop; returns the `Solution`.
 
     Args:
       work: the run at its beginning.
@@ -64,7 +69,7 @@ def loop(
 
 
 class _Saved(Generic[Y]):
-    """Times and states of a run that `SaveAt` asks for, as they are reached.
+    """States that the main loop saves, with their times, as `SaveAt` asks.
 
     Attributes:
       ts: times so far.
@@ -88,7 +93,7 @@ class _Saved(Generic[Y]):
         return self._times[0] if self._times else self._end
 
     def after(self, work: Run, count: int) -> None:
-        """Saves the state after an accepted step, the ``count``-th, if it is asked for."""
+        """Saves the state of the main loop after an accepted step, the ``count``-th, if asked."""
         every = int(self._saveat.steps)
         if self._times and work.t >= self._times[0]:
             met = sum(t <= work.t for t in self._times)  # more than one where roundoff parts them
@@ -98,7 +103,7 @@ class _Saved(Generic[Y]):
             self._add(work)
 
     def at_end(self, work: Run, stop: Stopped | None) -> None:
-        """Saves the last state of a run, unless it is saved or not asked for."""
+        """Saves the last state of the main loop, unless it is saved or not asked for."""
         asked = self._saveat.t1 or stop is not None
         if not self.ys or (asked and self.ts[-1] != work.t):
             self._add(work)
@@ -110,7 +115,7 @@ class _Saved(Generic[Y]):
 
 
 class _Masses:
-    """Mass of a solution at the beginning of a run, with and without its sign.
+    """Mass at the beginning of the main loop, with and without its sign.
 
     A run that goes on from another one may have another equation: its loss is its own, unless the
     mass of the first one is to be kept.
@@ -124,12 +129,12 @@ class _Masses:
 
     @property
     def share(self) -> float:
-        """Share of the mass in ∫ |u| dx, where masses of either sign cancel."""
+        """Share of the mass in ∫ |u| dx at the beginning of the main loop."""
         return abs(self.signed) / max(abs(self.signed), self.absolute, 1e-300)
 
 
 def _inaccurate(work: Run, first: _Masses) -> str:
-    """Explains why the end of a run is less accurate than asked; else "".
+    """Explains why the main loop ends less accurately than asked; else "".
 
     Moments that v lacks since before the run count: rounding took them, whatever the equation was.
     """

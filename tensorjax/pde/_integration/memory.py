@@ -38,7 +38,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Schedule of the time steps at which a new motion of the coordinates is computed.
+    """Memory of the steps at which a new motion of the coordinates is computed.
 
     Attributes:
       wait: steps without a question, from the next one on.
@@ -52,11 +52,11 @@ class Gate(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Cost ratio below which coordinates start to move; None once they are moving."""
+        """Cost ratio in the integrator's memory below which coordinates start to move, or None."""
         return None if self.moving else _START
 
     def asks(self, shares: tuple[float, float], tol: float, dear: int = 0) -> bool:
-        """Whether a new coordinate motion is computed at the next time step.
+        """Whether the integrator's memory asks for a new coordinate motion at the next step.
 
         Args:
           shares: of the norm of v at the edge of the box, and in the highest modes.
@@ -71,11 +71,11 @@ class Gate(NamedTuple):
         return near or (self.wait == 0 and not few)
 
     def waited(self) -> "Gate":
-        """Returns the schedule after a time step without a new coordinate motion."""
+        """Returns the memory of coordinate motions after a step without a new one."""
         return self._replace(wait=max(self.wait - 1, 0))
 
     def judged(self, guarded: bool) -> "Gate":
-        """Returns the schedule after a new coordinate motion; pauses longer if it was rejected."""
+        """Returns the memory of coordinate motions after a new one; longer pause if rejected."""
         if guarded:
             pause = min(max(2 * self.pause, 1), _PAUSE)
             return Gate(wait=pause, pause=pause)
@@ -85,7 +85,7 @@ class Gate(NamedTuple):
 
 @dataclasses.dataclass
 class Memory:
-    """Integrator state beside the solution (dt, errors, slopes), saved for an exact restart.
+    """Memory of the integrator beside the solution (dt, errors, slopes), for an exact restart.
 
     Attributes:
       v: the cores, in double precision.
@@ -119,7 +119,7 @@ class Memory:
     gate: Gate = dataclasses.field(default_factory=Gate)
 
     def saved(self) -> dict[str, Any]:
-        """Converts the integrator state to a dict of arrays, for a checkpoint."""
+        """Converts the integrator's memory to a dict of arrays, for a checkpoint."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
@@ -146,7 +146,7 @@ class Memory:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Memory":
-        """Rebuilds the integrator state from the dict of arrays of a checkpoint."""
+        """Rebuilds the integrator's memory from the dict of arrays of a checkpoint."""
         moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
         slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
         guesses = {

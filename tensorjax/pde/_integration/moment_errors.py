@@ -11,7 +11,7 @@ whose norm weighs what is far out as little as what is near.
   grid, truncation or the steps. With constant steps, whose length is given, it is not judged.
 * Else the difference of both rates, at the same u, is summed over time: what the grid adds. It
   comes in at the ends of the box, where the highest modes weigh most, and is damped as the drift
-  moves what is there: by the squared distance from the mean, over that at the beginning, of points
+  carries it: by the squared distance from the mean, over that at the beginning, of points
   that follow the drift from the ends of an axis.
 
 Source: ours.
@@ -50,7 +50,7 @@ _ALL, _ALONG = 4, 10
 
 
 class _Seen(NamedTuple):
-    """Mass, means and second moments of a density in coordinates t = (y − center)/scale."""
+    """Standardised moments of a density, whose errors are judged: mass, means and second ones."""
 
     at: Moments
     center: np.ndarray
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
 
 
 class MomentEquations:
-    """Equations of the means and covariances of a PDE's density, to judge those of a run.
+    """Equations of a PDE's means and covariances, by which the moment errors of a run are judged.
 
     Args:
       constant_steps: whether the length of the steps is given, and not their error.
@@ -153,13 +153,13 @@ class MomentEquations:
         return self._looked(cores, map, rates, t, errors)
 
     def _none(self, t: float) -> np.ndarray:
-        """Returns the row of no errors at a time."""
+        """Returns the row of no moment errors at a time."""
         return _rows(t, 0.0, np.zeros((len(self.axes), 1 + len(self.axes))))
 
     def _looked(
         self, cores: Cores, map: AffineMap, rates: Rates, t: float, errors: Any
     ) -> np.ndarray:
-        """Adds what the grid has brought since the last look."""
+        """Adds the moment errors that the grid has brought since the last look."""
         rows = self._none(t) if errors is None else errors
         dt = t - rows[-1, 0]
         found = self._defect(cores, map, rates, t)
@@ -167,7 +167,7 @@ class MomentEquations:
         return _appended(rows, _rows(t, dt, found))
 
     def _flowed(self, dt: float, m: np.ndarray) -> np.ndarray:
-        """Carries means and covariances, (f, 1 + f), by a linear equation."""
+        """Carries errors of means and covariances, (f, 1 + f), by a linear equation."""
         assert self._linear is not None
         flow, pick = self._linear.flow(dt), np.ix_(self.axes, self.axes)
         f = flow.matrix[pick]
@@ -211,7 +211,7 @@ class MomentEquations:
         )
 
     def _name(self, row: Any, column: Any) -> str:
-        """Names the moment in a row and column of the array of means and covariances."""
+        """Names the moment in a row and column of the array of moment errors."""
         j, k = int(row), int(column) - 1
         if k < 0:
             return f"mean along axis {self.axes[j]}"
@@ -220,7 +220,7 @@ class MomentEquations:
         return f"covariance of axis {self.axes[min(j, k)]} and axis {self.axes[max(j, k)]}"
 
     def _left(self, errors: np.ndarray, found: np.ndarray, map: AffineMap, t: float) -> np.ndarray:
-        """Sums the errors of all times, less what the drift has damped of them, (f, 1 + f)."""
+        """Sums the moment errors of all times, less those that the drift has damped, (f, 1 + f)."""
         times, steps, parts = _unfolded(errors, len(self.axes))
         if self.exact:
             return found - self._flowed(t - float(times[0]), parts[0])
@@ -232,7 +232,7 @@ class MomentEquations:
         return (np.abs(parts) * np.mean(factors, axis=0)).sum(0)
 
     def _kept(self, ages: np.ndarray, found: np.ndarray, map: AffineMap, t: float) -> np.ndarray:
-        """Computes the share of its distance from the mean that noise of some age keeps, (m, f).
+        """Computes the share of a moment error by noise of some age that the drift keeps, (m, f).
 
         Of points that follow the drift from both ends of an axis, the larger one; 1 at most.
         """
@@ -265,7 +265,7 @@ class MomentEquations:
         )
 
     def _moments(self, cores: Cores, map: AffineMap) -> np.ndarray | None:
-        """Computes physical means and covariances of a train, (f, 1 + f); None if no density."""
+        """Computes a train's means and covariances for moment errors, (f, 1 + f); or None."""
         if self._last[0] is cores:
             return self._last[1]
         seen = _seen(cores, self.problem.box, self.axes)
@@ -281,7 +281,7 @@ class MomentEquations:
         return found
 
     def _defect(self, cores: Cores, map: AffineMap, rates: Rates, t: float) -> np.ndarray | None:
-        """Computes the rates that the grid adds to the physical moments, (f, 1 + f)."""
+        """Computes the rates of moment errors that the grid brings, (f, 1 + f)."""
         box, axes = self.problem.box, self.axes
         seen = _seen(cores, box, axes)
         if seen is None:
@@ -298,7 +298,7 @@ class MomentEquations:
     def _exact(
         self, seen: _Seen, cores: Cores, map: AffineMap, rates: Rates, t: float
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Computes the exact rates of the moments in ``seen.at``, by parts."""
+        """Computes the exact rates of the moments, with which those of a run are compared."""
         box, axes = self.problem.box, self.axes
         scale = seen.scale[axes]
         mass, mean, second = _affine(seen, axes, rates.affine)
@@ -351,7 +351,7 @@ def _judged(problem: Any) -> list[int]:
 
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
-    """Computes standardised moments of a tensor train; None without positive mass and variances."""
+    """Computes standardised moments, whose errors are judged; None without positive variances."""
     # The same bits for the cores of a saved state, whose memory has another order.
     cores = [np.ascontiguousarray(c) for c in cores]
     one = np.eye(box.dim, dtype=int)[axes]
@@ -374,7 +374,7 @@ def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
 
 
 def _unpacked(values: Any, count: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Splits values of functionals into those of the mass, (f,) means and (f, f) second moments."""
+    """Splits values of moments into those of mass, (f,) means and (f, f) second moments."""
     second = np.zeros((count, count))
     first, later = np.triu_indices(count)
     second[first, later] = second[later, first] = values[1 + count :]
@@ -384,7 +384,7 @@ def _unpacked(values: Any, count: int) -> tuple[float, np.ndarray, np.ndarray]:
 def _affine(
     seen: _Seen, axes: list[int], affine: Coefficients | None
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Computes the rates of standardised moments under (M y + b)·∇v + S:∇∇v + c v, by parts."""
+    """Computes exact rates of moments, for their errors, under (M y + b)·∇v + S:∇∇v + c v."""
     d = len(seen.center)
     given = Coefficients() if affine is None else affine
     m = np.zeros((d, d)) if given.matrix is None else np.asarray(given.matrix)

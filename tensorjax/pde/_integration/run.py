@@ -12,13 +12,8 @@ from tensorjax import _blas_threads, _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.generator_inputs import checked_motion
-from tensorjax.pde._integration.initial_checks import check_inside, is_density
-from tensorjax.pde._integration.memory import Memory
-from tensorjax.pde._integration.moment_errors import MomentEquations
-from tensorjax.pde._integration.progress import Compilations, row_of, stats_of
-from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import (
+from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._integration.failure_diagnosis import (
     CURABLE,
     Options,
     Stopped,
@@ -27,6 +22,11 @@ from tensorjax.pde._integration.statuses import (
     too_fast,
     unbounded,
 )
+from tensorjax.pde._integration.initial_checks import check_inside, is_density
+from tensorjax.pde._integration.memory import Memory
+from tensorjax.pde._integration.moment_errors import MomentEquations
+from tensorjax.pde._integration.progress_and_statistics import Compilations, row_of, stats_of
+from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -35,8 +35,9 @@ from tensorjax.pde._stepping.low_moments import Moments, low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
-from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, WHOLE, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import WHOLE, Step
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
+from tensorjax.pde._stepping.step_rounding import CLEARED, Trim
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.times import reaches
 
@@ -83,7 +84,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether a saved state holds integrator memory (dt, slopes, …) that belongs to its train."""
+    """Whether a run may take over the memory (dt, slopes, …) in a saved state."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v
@@ -95,7 +96,7 @@ def _remembers(start: State) -> bool:
 
 
 class Run:
-    """Time integration of a PDE in progress: current state and memory, advanced step by step."""
+    """Run of a PDE integration in progress: current state and memory, advanced step by step."""
 
     def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
         self.options = options
@@ -124,28 +125,28 @@ class Run:
         return self
 
     def moment_errors(self) -> Any:
-        """Returns the errors of the moments of the current state, see `MomentEquations.after`."""
+        """Returns the moment errors of the run's current state, see `MomentEquations.after`."""
         return self.equations.now(self.memory.v, self.map, self.t, self.memory.moment_errors)
 
     def state(self) -> State:
-        """Returns the current tensor train, map, time and memory of an integration as a `State`."""
+        """Returns the run's current tensor train, map, time and memory as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         self.memory.moment_errors = self.moment_errors()
         return State(v, self.map, self.t, self.memory.saved())
 
     def mass(self) -> float:
-        """Returns the mass ∫ u dx of an integration's current state in physical coordinates."""
+        """Returns the mass ∫ u dx of the run's current state in physical coordinates."""
         volume = abs(float(self.map.det))
         return mass_of(self.memory.v, self.options.problem.box.weights) / volume
 
     def resume(self, other: "Run") -> None:
-        """Takes over the state of another time integration, and its last step."""
+        """Takes over the state of another run, and its last step."""
         if other is not self:
             self.map, self.t, self.memory = other.map, other.t, other.memory
             self.rows[-1] = other.rows[-1]
 
     def advance(self, target: float) -> Stopped | None:
-        """Performs one accepted time step towards ``target``; returns the reason if it fails.
+        """Advances the run by one accepted step towards ``target``; returns the reason if it fails.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -218,7 +219,7 @@ class Run:
         return stop
 
     def begin_stiff(self, target: float) -> None:
-        """Switches to exponential time steps before the first step if the equation is stiff.
+        """Switches the run to exponential steps before the first step if the equation is stiff.
 
         It is where a step of 4 times the first one, in which v changes by some percent, is unstable
         and an exponential one is not. What acts along the axes does so in coordinates at rest:
@@ -242,7 +243,7 @@ class Run:
             self._go_over()
 
     def _curable(self, stop: Stopped, dt: float) -> bool:
-        """Whether a shorter time step may avoid a failure, or locate its time better.
+        """Whether a shorter step of the run may avoid a failure, or locate its time better.
 
         Exponential steps are long: where one leaves the box, v may still have been inside for most
         of it.
@@ -253,11 +254,11 @@ class Run:
         return stop.result in CURABLE
 
     def _go_over(self) -> None:
-        """Switches a time integration of method "auto" to exponential steps."""
+        """Switches a run of method "auto" to exponential steps."""
         self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
 
     def _may_be_stiff(self, target: float) -> bool:
-        """Whether to test the equation for stiffness now: after 16, 32, 64, … time steps."""
+        """Whether the run tests its equation for stiffness now: after 16, 32, 64, … steps."""
         count, options = self.memory.steps, self.options
         due = count >= _LOOK and (self._unanswered or not count & (count - 1))
         due = due and options.auto and not self.memory.stiff
@@ -265,7 +266,7 @@ class Run:
         return due and long and isinstance(options.controller, PIDController)
 
     def _is_stiff(self, right: Any, clears: bool) -> bool:
-        """Whether the equation is stiff: an exponential step of 4 times the length is accurate.
+        """Whether the run's equation is stiff: an exponential step 4 times as long is accurate.
 
         A right side that raises within that time answers nothing: the run may get there, or not,
         and is asked again after the next step.
@@ -288,7 +289,7 @@ class Run:
         return good and controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:
-        """Creates the `Trim` that rounds sums of tensor trains in the next time step."""
+        """Creates the `Trim` that rounds sums of tensor trains in the run's next step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -302,7 +303,7 @@ class Run:
         )
 
     def _kept_moments(self) -> Moments | None:
-        """Returns the moments of a density that TT rounding conserves; None for the mass alone."""
+        """Returns the moments that rounding conserves in the run; None for the mass alone."""
         if not is_density(self.options.problem):
             return None
         return low_moments(self.memory.v, self.options.problem.box)
@@ -310,7 +311,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step; returns it with the failure found in it, or None."""
+        """Computes one time step of the run; returns it with the failure found in it, or None."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -330,7 +331,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step; returns errors that a smaller step may cure as failures."""
+        """Computes one step of the run; returns errors that a smaller one may cure as failures."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -339,7 +340,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Computes a running integration's new motion Σ, β; returns its cost at rest and moving."""
+        """Computes the run's new coordinate motion Σ, β; returns its cost at rest and moving."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None
@@ -370,7 +371,7 @@ class Run:
         return costs
 
     def _follow(self, costs: tuple[float, float]) -> None:
-        """Shortens the next time step if the extrapolated coordinate motion would raise TT-ranks.
+        """Shortens the run's next step if the extrapolated coordinate motion would raise TT-ranks.
 
         Estimates of a step's error do not tell: any motion is consistent, and ranks that an error
         of it has brought remain. The newest moment tells the error of the last extrapolation.
@@ -389,13 +390,13 @@ class Run:
         self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
 
     def _shares(self) -> tuple[float, float]:
-        """Returns the shares of ‖v‖ at the edge of the box and in the highest grid modes."""
+        """Returns the shares of ‖v‖ at the box's edge and in the highest modes, for a run."""
         if self._seen:
             return self._seen["edge_mass"], self._seen["resolution"]
         return shares(train(self.memory.v), self.options.problem.box)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """Returns the length of the next time step, and whether it ends at ``target``."""
+        """Returns the length of the run's next time step, and whether it ends at ``target``."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -406,7 +407,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Accepts or rejects a time step by the step-size controller, and sets the next size."""
+        """Accepts or rejects the run's step by the step-size controller, and sets the next size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -435,7 +436,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Stores an accepted time step as current state, unless map, edge or mass checks fail."""
+        """Stores an accepted step as the run's state, unless map, edge or mass checks fail."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -493,7 +494,7 @@ class Run:
         return (cores if found is None else found.cores), None
 
     def stats(self) -> dict[str, Any]:
-        """Returns the statistics of all accepted time steps as a dict of arrays."""
+        """Returns the statistics of all accepted steps of the run as a dict of arrays."""
         found = stats_of(self.rows, len(self.memory.v) - 1)
         found["rejected"] = self.rejected
         found["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))

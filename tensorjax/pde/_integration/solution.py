@@ -18,10 +18,10 @@ from tensorjax import _check, _extras
 from tensorjax._formats.pytree_base import shown
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._integration.accuracy import static_errors
+from tensorjax.pde._integration.error_estimates import static_errors
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.marginals import marginal
+from tensorjax.pde._observables.values_and_moments import moments
 from tensorjax.pde._stepping.times import snapped
 
 # Half width of the interval of a marginal in a dataset, in standard deviations.
@@ -39,7 +39,7 @@ else:
 
 
 class SaveAt(NamedTuple, Generic[Y]):
-    """Options of `pde.integrate` that choose the times and the form of saved states.
+    """Options that choose the times and the form of the states that a `Solution` saves.
 
     Attributes:
       t0: at the beginning.
@@ -69,7 +69,7 @@ class SaveAt(NamedTuple, Generic[Y]):
 
 
 class State(NamedTuple):
-    """State of a PDE integration in moving coordinates: train v and map, u(x, t) = v(Γ x + s).
+    """State in a PDE's solution in moving coordinates: train v and map, u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
@@ -92,7 +92,7 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """Outcome of a PDE integration: successful, or the reason why it stopped.
+    """Outcome in a PDE's `Solution`: successful, or the reason why the integration stopped.
 
     Example:
       >>> from tensorjax import pde
@@ -189,7 +189,7 @@ class Solution(Generic[Y]):
 
     @property
     def result(self) -> Result:
-        """Outcome of the PDE integration; for a batch of runs, the worst one.
+        """Outcome of the PDE's solution; for a batch of runs, the worst one.
 
         With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
         that is traced it is `Result.unknown`.
@@ -201,7 +201,7 @@ class Solution(Generic[Y]):
 
     @property
     def message(self) -> str:
-        """Explanation of a failed PDE integration, with advice; empty if successful.
+        """Message of the solution, which explains a failure, with advice; empty if successful.
 
         But for a fall back on fixed coordinates, which it tells.
         """
@@ -220,12 +220,12 @@ class Solution(Generic[Y]):
 
     @property
     def final(self) -> State:
-        """Last valid state of the PDE integration, saved or not."""
+        """Last valid state of the PDE's solution, saved or not."""
         ys: list[Any] = self.ys  # states, where the last one is not kept beside them
         return ys[-1] if self._final is None else self._final
 
     def evaluate(self, t: float) -> State:
-        """Returns the state of a PDE integration at any time, by ``SaveAt(dense=True)``.
+        """Returns the state of the solution at any time, by ``SaveAt(dense=True)``.
 
         The integrator takes a step that ends at t from the state before it, with the motion of the
         coordinates that it had: the error is that of a step.
@@ -278,7 +278,7 @@ class Solution(Generic[Y]):
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """Returns the save times of a PDE integration in ascending order; ValueError if not valid.
+    """Returns the save times of a solution in ascending order; ValueError if not valid.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.
@@ -315,7 +315,7 @@ def _dataset(
 
 
 def _steps(stats: dict[str, Any]) -> dict[str, Any]:
-    """Names the xarray dimensions of the statistics of a PDE integration's time steps."""
+    """Names the xarray dimensions of the step statistics in a solution."""
     more = {"ranks": ("bond",), "sigma": ("axis", "axis_2"), "beta": ("axis",)}
     more["resting"] = ("axis",)
     out: dict[str, Any] = {}
@@ -327,7 +327,7 @@ def _steps(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _saved(ts: np.ndarray, ys: Sequence[Any], box: Box | None, points: int) -> dict[str, Any]:
-    """Builds the xarray variables of saved states: matrices, moments and marginals."""
+    """Builds the xarray variables of a solution's saved states: matrices, moments and marginals."""
     out: dict[str, Any] = {"t": (("t",), np.asarray(ts))}
     if not all(hasattr(y, "map") and hasattr(y, "v") for y in ys):  # no states
         values = np.array(ys)

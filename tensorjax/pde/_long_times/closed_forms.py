@@ -89,7 +89,7 @@ def known(
 
 
 def gaussian(problem: Problem) -> Gaussian | None:
-    """Finds the stationary Gaussian of a problem with affine drift and constant diffusion.
+    """Finds the closed form of a stationary density for affine drift, a Gaussian.
 
     None for another problem, for walls and periodic axes, or where there is no such density.
     """
@@ -103,7 +103,7 @@ def gaussian(problem: Problem) -> Gaussian | None:
 
 
 def independent(density: Gaussian) -> AffineMap:
-    """Returns the affine map that makes a Gaussian a product, near the given coordinates.
+    """Returns the map that makes a closed-form stationary Gaussian a product of densities.
 
     Every coordinate keeps its mean and its standard deviation, so that a box holds the density as
     before: y − m = S R^(−1/2) S⁻¹ (x − m), with S the deviations and R the correlations.
@@ -119,7 +119,7 @@ class _LateError(ValueError):
 
 
 class Equilibrium(NamedTuple):
-    """Stationary density exp(φ) in detailed balance, given by the gradient g = ∇φ.
+    """Closed form exp(φ) of a stationary density in detailed balance, by the gradient g = ∇φ.
 
     Attributes:
       gradient: g, maps points (m, d) to (m, d).
@@ -132,7 +132,7 @@ class Equilibrium(NamedTuple):
     nodes: int
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Integrates the gradient of a log-density φ along rays: φ(x) − φ(center)."""
+        """Integrates the gradient of a closed-form log-density φ along rays: φ(x) − φ(center)."""
         s, weights = np.polynomial.legendre.leggauss(self.nodes)
         ray = x - self.center
         along = self.center + (s[:, None, None] + 1) / 2 * ray
@@ -142,7 +142,7 @@ class Equilibrium(NamedTuple):
     def cores(
         self, box: Box, map: AffineMap, tol: float, most: int, seconds: float
     ) -> Cores | None:
-        """Approximates an equilibrium density by a tensor train; None if that fails.
+        """Approximates a closed-form equilibrium density by a tensor train; None if that fails.
 
         Cross approximation may miss a well. Its train is compared with the density at the tops
         that ascents from all over the box reach. It is given up where it takes ranks above
@@ -176,7 +176,7 @@ class Equilibrium(NamedTuple):
         return cores if np.abs(missed).max() <= _MISSED else None
 
     def _ascended(self, y: np.ndarray, map: AffineMap) -> np.ndarray:
-        """Moves points y up to maxima of an equilibrium density by gradient ascent."""
+        """Moves points y up to maxima of a closed-form equilibrium density by gradient ascent."""
         x = map.inverse(y)
         step = np.full(len(x), np.ptp(x, axis=0).max() / 8)
         value = self.log_density(x)
@@ -192,7 +192,7 @@ class Equilibrium(NamedTuple):
 
 
 def equilibrium(problem: Problem) -> Equilibrium | None:
-    """Finds the stationary density of a Fokker–Planck equation in detailed balance.
+    """Finds the closed form of a stationary Fokker–Planck density in detailed balance.
 
     Where all coordinates have noise it is that of a gradient: g = D⁻¹ a for the drift a. Where some
     have none (positions q) and all others do (momenta p), time reversal turns p round: the part of
@@ -235,7 +235,7 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
 
 
 def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes ∇ log p of an equilibrium density p of positions and momenta (Kramers)."""
+    """Computes ∇ log p of a closed-form density p of positions and momenta (Kramers)."""
     turn = np.where(noisy, -1.0, 1.0)
     out = np.zeros_like(x)
     out[:, noisy] = _damping(velocity, turn, x)[:, noisy] @ inverse
@@ -256,12 +256,12 @@ def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.nda
 
 
 def _damping(velocity: Any, turn: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the part of a drift that is irreversible under time reversal of momenta."""
+    """Computes the drift part irreversible under reversal of momenta, for a closed-form density."""
     return (velocity(x) + turn * velocity(turn * x)) / 2
 
 
 def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step: Any) -> bool:
-    """Tests at points whether exp φ is a stationary density, with the given gradient g = ∇φ."""
+    """Tests at points whether a closed form exp φ, of given g = ∇φ, is a stationary density."""
     g, a = found.gradient(x), problem.velocity(x)
     slope, spread, divergence = np.zeros_like(g), np.zeros(len(x)), np.zeros(len(x))
     for k, h in enumerate(step):
@@ -278,7 +278,7 @@ def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step:
 
 
 class Mode(NamedTuple):
-    """Slow eigenmode of a process with affine drift: real and imaginary part as tensor trains."""
+    """Slow eigenmode in closed form for affine drift: real and imaginary part as tensor trains."""
 
     real: Cores
     imag: Cores | None
@@ -287,7 +287,7 @@ class Mode(NamedTuple):
 def derivatives_of_gaussian(
     matrix: Any, p: Cores, box: Box, map_matrix: Any, count: int
 ) -> list[tuple[complex, Mode]]:
-    """Computes slow eigenmodes for affine drift: derivatives of the stationary Gaussian p.
+    """Computes slow modes in closed form for affine drift: derivatives of the Gaussian p.
 
     With A w = λ w, L (w·∇) p = λ (w·∇) p, and products of such derivatives have sums of
     eigenvalues. Of a complex pair the mode of positive imaginary part stands for both.
@@ -324,7 +324,7 @@ def derivatives_of_gaussian(
 
 
 def _independent(values: Any, vectors: Any) -> tuple[Any, Any]:
-    """Leaves out eigenvectors of affine drift that earlier ones of the same eigenvalue span.
+    """Leaves out closed-form slow modes that earlier ones of the same eigenvalue span.
 
     A matrix that lacks eigenvectors seems to have them, apart by the root of roundoff, and a real
     eigenvalue of it may come as a complex pair.
@@ -349,7 +349,7 @@ def _independent(values: Any, vectors: Any) -> tuple[Any, Any]:
 
 
 def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """Lists the smallest sums of given ascending positive rates, as tuples of their indices."""
+    """Lists the closed-form rates of slow modes, smallest sums of given rates, by their indices."""
     heap: list[tuple[float, tuple[int, ...]]] = [(float(rates[0]), (0,))]
     out: list[tuple[int, ...]] = []
     while len(out) < count:
@@ -364,7 +364,7 @@ def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:
 
 
 def _derived(box: Box, direction: Any, mode: Mode) -> Mode:
-    """Computes the derivative of an eigenmode along a complex direction of the coordinates y."""
+    """Differentiates a closed-form eigenmode along a complex direction of the coordinates y."""
     parts = direction.real, direction.imag
     out: list[list[Cores]] = [[], []]
     for i, along in enumerate(parts):
@@ -384,7 +384,7 @@ def _derived(box: Box, direction: Any, mode: Mode) -> Mode:
 
 
 def _larger(mode: Mode) -> Mode:
-    """Returns the larger of the real and imaginary parts of a mode with a real eigenvalue."""
+    """Returns the larger part, real or imaginary, of a closed-form mode of a real eigenvalue."""
     if mode.imag is None or overlaps.norm(mode.real) >= overlaps.norm(mode.imag):
         return Mode(mode.real, None)
     return Mode(mode.imag, None)

@@ -4,7 +4,6 @@ import math
 import numbers
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy import linalg
@@ -14,8 +13,6 @@ from tensorjax._cores import products, rounding
 from tensorjax._cores.contractions import einsum, times_right
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
-from tensorjax._typing import ArrayLike
-from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.runge_kutta_adams_imex import solved_by_amen
 
 # Error of the guess that AMEn begins with.
@@ -26,8 +23,6 @@ _ENRICHMENT, _SWEEPS = 6, 40
 _DENSE = 3000
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
-# Distance of points from the domain that is roundoff of its ends.
-_ROUNDOFF = 8 * float(np.finfo(np.float64).eps)
 # By how much longer than the last sweep the next one is taken to last, at most.
 _GROWTH = 4.0
 
@@ -59,7 +54,7 @@ class Timer:
         self._seen, self._took = time.process_time(), math.inf
 
     def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
-        """Raises `OutOfTimeError` after an AMEn sweep if the next one would end too late."""
+        """Raises `OutOfTimeError` in a linear solve if its next AMEn sweep would end too late."""
         now = time.process_time()
         took = now - self._seen
         growth = min(max(took / max(self._took, 1e-9), 1.0), _GROWTH)
@@ -77,58 +72,28 @@ def checked_seconds(seconds: float) -> Timer:
 
 
 def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
-    """Checks the tolerance and the rank cap of a problem at rest."""
+    """Checks the tolerance and the rank cap of a linear system in tensor-train format."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
 
-def interpolation_rows(domain: Box, x: ArrayLike) -> tuple[list[Any], np.ndarray]:
-    """Computes interpolation matrices (m, n_k) of all axes at points x; tells which are inside.
-
-    An end that was computed may lie beside that of the axis by roundoff: 8 eps of its larger end or
-    length. Points so near outside have the values of the end.
-
-    Raises:
-      ValueError: points of another dimension.
-    """
-    points = np.asarray(x, np.float64)
-    if points.ndim != 2 or points.shape[1] != domain.dim:
-        raise ValueError(f"x: expected points of shape (m, {domain.dim}), got {points.shape}")
-    rows, inside = [], np.ones(len(points), bool)
-    for y, axis in zip(points.T, domain.axes, strict=True):
-        if axis.kind == "fourier":
-            y = axis.low + np.mod(y - axis.low, axis.length)
-        end = _ROUNDOFF * max(abs(axis.low), abs(axis.high), axis.length)
-        inside &= (y >= axis.low - end) & (y <= axis.high + end)
-        rows.append(axis.interpolate(np.clip(y, axis.low, axis.high)))
-    return rows, inside
-
-
-def interpolated(cores: Cores, rows: list[Any]) -> np.ndarray:
-    """Evaluates a tensor train at points, (m,), from the interpolation matrices of its axes."""
-    state = np.ones((len(rows[0]), 1))
-    for row, core in zip(rows, cores, strict=True):
-        state = einsum("ma,mn,anb->mb", state, row, core)
-    return state[:, 0]
-
-
 def flat(cores: Cores) -> Cores:
-    """Merges row and column mode of a TT-matrix's cores, which gives a tensor train."""
+    """Merges row and column modes of a linear system's TT-matrix, which gives a train."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged row and column modes of a TT-matrix's cores; inverse of `flat`."""
+    """Splits the merged row and column modes of a linear system's TT-matrix; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds weighted tensor trains (right sides or flattened operators); rounds to roundoff."""
+    """Adds weighted trains of a linear system (right sides, flattened operators), rounded."""
     return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds the TT-matrices of a PDE operator's terms and rounds the sum to roundoff."""
+    """Adds the TT-matrices of a PDE operator to that of a linear system, rounded to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
@@ -208,7 +173,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Converts a TT-matrix of one or two modes to a dense matrix."""
+    """Converts a linear system's TT-matrix of one or two modes to a dense matrix."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -225,7 +190,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands a tensor train of one or two modes to a dense array."""
+    """Expands the right side of a linear system of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

@@ -15,8 +15,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.solution import Result
-from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._long_times.closed_forms import derivatives_of_gaussian
 from tensorjax.pde._long_times.stationary import (
@@ -31,8 +31,8 @@ from tensorjax.pde._long_times.stationary import (
     with_cores,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
+from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 from tensorjax.tt._algebra import imag, real
@@ -249,7 +249,7 @@ def _of_affine_drift(
 
 
 class _Inverse:
-    """Inverse of a PDE's generator L on functions of integral zero, by AMEn."""
+    """Inverse of a PDE's generator L, by AMEn, of which slow modes are eigenvectors."""
 
     def __init__(
         self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None, timer: Any
@@ -259,14 +259,14 @@ class _Inverse:
         self._direct = None if cap else linear_systems.factored(operator)
 
     def __call__(self, x: Cores, guess: Cores, tol: float) -> Cores:
-        """Solves L y = x for y by AMEn from an initial guess, to a relative residual."""
+        """Solves L y = x for y by AMEn, in the subspace iteration for slow modes."""
         if self._direct is not None:
             return self.of_no_mass(self._direct(x, self.tol))
         out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap, timer=self._timer)
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
-        """Projects x to integral zero along the stationary density, and rounds the result."""
+        """Projects an approximate slow mode x to integral zero, and rounds the result."""
         total = mass_of(x, self._weights)
         return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
 

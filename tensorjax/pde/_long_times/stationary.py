@@ -17,13 +17,13 @@ from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
-from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import closed_forms, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
+from tensorjax.pde._observables.values_and_moments import moments
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 
@@ -303,7 +303,7 @@ def _judged(
 
 
 def operator_of(problem: Problem, map: AffineMap) -> Cores:
-    """Builds the generator L of a linear PDE in the coordinates of a map, as TT-matrix cores."""
+    """Builds the generator L whose stationary density is sought, as TT-matrix cores."""
     right = problem.right_side(map, 0.0)
     if right.source is not None or right.reaction is not None or getattr(problem, "timed", False):
         raise ValueError(
@@ -317,7 +317,7 @@ def operator_of(problem: Problem, map: AffineMap) -> Cores:
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
-    """Builds the affine part of a PDE's generator with its transport in split form.
+    """Builds the affine part of a stationary equation's generator with transport in split form.
 
     On Fourier axes M y jumps from one end to the other. In time that matters little; AMEn projects
     on few directions, and those that grow at the jump would be among them.
@@ -336,7 +336,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
 
 
 def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
-    """Builds L − c p ∫, which moves a generator's eigenvalue zero (of density p) to −c."""
+    """Builds the stationary equation's L − c p ∫, which moves the eigenvalue zero to −c."""
     border = [
         einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
         for c, w in zip(p, weights, strict=True)
@@ -347,14 +347,14 @@ def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
 
 
 def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
-    """Computes the grid points of every axis standardised by a density: (y − mean)/σ, (n_k,)."""
+    """Computes grid points standardised by a stationary density: (y − mean)/σ, (n_k,)."""
     _, mean, covariance = moments(TT._unchecked(tuple(p)), AffineMap.identity(box.dim), box)
     width = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     return [(a.points - m) / w for a, m, w in zip(box.axes, mean, width, strict=True)]
 
 
 def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) -> Cores:
-    """Multiplies a density by the standardised coordinates ``lines`` of some axes."""
+    """Multiplies a stationary density by the standardised coordinates of some axes."""
     out = list(p)
     for k in axes:
         out[k] = out[k] * lines[k][None, :, None]
@@ -362,7 +362,7 @@ def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) ->
 
 
 def rate_of(operator: Cores, p: Cores, box: Box) -> float:
-    """Computes how fast a PDE's generator changes a density and its first moments.
+    """Computes how fast a generator changes a nearly stationary density and its first moments.
 
     For borders of the operator. The rate of the density alone is zero where it is stationary.
     """

@@ -14,7 +14,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
-from tensorjax.pde._long_times.first_passage import (
+from tensorjax.pde._long_times.backward_kolmogorov import (
     Walls,
     backward,
     checked_domain,
@@ -23,6 +23,7 @@ from tensorjax.pde._long_times.first_passage import (
     grid_of,
     probes,
 )
+from tensorjax.pde._observables import values_and_moments
 from tensorjax.pde._problems.problem import Problem
 
 # Hyperbola z = μ (1 + sin(iu − α)), u = (k + ½) h: α, μ t/N and h N for N nodes in a half plane.
@@ -86,8 +87,8 @@ class Expectation:
         return self._values(x, 0)
 
     def _values(self, x: ArrayLike, which: int) -> np.ndarray:
-        rows, inside = linear_systems.interpolation_rows(self.domain, x)
-        out = [np.imag(linear_systems.interpolated(pair[which], rows)) for pair in self.sums]
+        rows, inside = values_and_moments.interpolation_rows(self.domain, x)
+        out = [np.imag(values_and_moments.interpolated(pair[which], rows)) for pair in self.sums]
         return np.where(inside, out, np.nan)
 
 
@@ -108,7 +109,7 @@ class Survival(Expectation):
     """
 
     def density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the density −∂S/∂t of the first-passage time, for starts x, at all times.
+        """Evaluates the first-passage time's density −∂S/∂t, S the survival probability.
 
         Its error is that of S over the time, or more where the time is short.
 
@@ -130,7 +131,7 @@ def survival(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Survival:
-    """Computes the probability that paths hit no absorbing wall before given times, for any start.
+    """Computes survival probabilities: paths hit no absorbing wall before given times.
 
     S solves the backward Kolmogorov equation ∂S/∂t = L S, L = a·∇ + D:∇∇, with S = 1 at first and
     S = 0 at absorbing walls: it is the inverse Laplace transform of (z − L)⁻¹ 1, an integral along
@@ -277,7 +278,7 @@ def _found(
 
 
 def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
-    """Wraps a payoff function: raises an error unless it returns real values (m,)."""
+    """Wraps the payoff function of an expectation: an error unless it returns real values (m,)."""
 
     def checked(x: Any) -> np.ndarray:
         values = np.asarray(payoff(x))
@@ -292,7 +293,7 @@ def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
 
 
 def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: float) -> float:
-    """Estimates oscillations of paths until time t that the inverse Laplace transform misses.
+    """Estimates oscillations of an expectation that the inverse Laplace transform misses.
 
     Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
     a periodic axis by the waves that the drift carries along.
@@ -355,7 +356,7 @@ def _solved(
 
 
 def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes z on a hyperbola and weights of the inverse Laplace transform at time t."""
+    """Returns nodes and weights of the inverse Laplace transform of an expectation at time t."""
     u = (np.arange(nodes) + 0.5) * _STEP / nodes
     scale = _SCALE * nodes / t
     z = scale * (1 + np.sin(1j * u - _ANGLE))

@@ -14,19 +14,19 @@ _DOUBLINGS = 10
 
 
 class Flow(NamedTuple):
-    """Solution of a linear SDE at time t: x(t) = F x(0) + g + Gaussian noise of covariance Q."""
+    """Characteristics of a linear SDE: x(t) = F x(0) + g + Gaussian noise of covariance Q."""
 
     matrix: np.ndarray
     shift: np.ndarray
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """Returns the starts x(0), (m, d), from which a linear SDE without noise reaches x(t)."""
+        """Returns the starts x(0), (m, d), of the characteristics that reach x(t) without noise."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 
 def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
-    """Computes F, g, Q of the solution of a linear SDE dx = (A x + b) dt + √(2D) dW at time t.
+    """Computes the characteristics F, g, Q of a linear SDE dx = (A x + b) dt + √(2D) dW at time t.
 
     F = exp(A t), g = ∫ exp(A s) b ds, Q = ∫ exp(A s) 2D exp(Aᵀ s) ds from 0 to t: A may be singular
     or unstable. A negative t is for D = 0 only.
@@ -50,7 +50,7 @@ def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """Solves the ODE ẏ = f(y) from many starting points up to time t, to an error tolerance.
+    """Computes characteristics: solves ẏ = f(y) from many starting points, to a tolerance.
 
     Args:
       f: maps (m, k) to (m, k).

@@ -19,7 +19,7 @@ _MISS = 0.1
 
 
 class Moment(NamedTuple):
-    """Sample of a coordinate motion ẏ = Σ y + β at a time t."""
+    """Sample of a coordinate path's motion ẏ = Σ y + β at a time t."""
 
     t: float
     sigma: Any
@@ -45,7 +45,7 @@ class Path:
         self._series = self._solved() if past else []
 
     def time(self, share: float) -> float:
-        """Returns the time at a fraction ``share`` of a time step."""
+        """Returns the time at a fraction ``share`` of a coordinate path."""
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ class Path:
         return AffineMap(total[:, :-1], total[:, -1])
 
     def _solved(self) -> list[Any]:
-        """Computes the power series in time of [Γ s], which solves Γ̇ = Σ Γ, ṡ = Σ s + β."""
+        """Computes a coordinate path's power series in time of [Γ s]: Γ̇ = Σ Γ, ṡ = Σ s + β."""
         out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
         size = np.linalg.norm(out[0])
         for k in range(1, _TERMS):
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the latest samples of a coordinate motion that can be extrapolated reliably in time.
+    """Selects the latest samples of a coordinate path that can be extrapolated in time.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -158,7 +158,7 @@ def _joined(moment: Moment) -> np.ndarray:
 
 
 def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
-    """Fits a polynomial in time to past coordinate motions; returns its coefficients."""
+    """Fits a polynomial in time to the motions of a coordinate path; returns its coefficients."""
     values = np.stack([dt * _joined(m) for m in past])
     nodes = np.array([(m.t - t) / dt for m in past])
     powers = np.vander(nodes, increasing=True)

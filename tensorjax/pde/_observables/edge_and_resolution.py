@@ -11,11 +11,11 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import given
+from tensorjax.pde._observables.values_and_moments import given
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Returns the largest share of ‖v‖ next to an end of a grid axis, for a PDE solution v.
+    """Returns the edge mass of a PDE solution v: largest share of ‖v‖ next to an end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. The end at which a "laguerre" axis begins does not count. One sweep in either
@@ -45,7 +45,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ in the highest third of an axis's modes.
+    """Computes the resolution of a solution: largest share of ‖v‖ in the highest third of modes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -83,7 +83,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, as `shares_of` takes them."""
+    """Returns the data for edge mass and resolution: weights, highest modes, ends of all axes."""
     return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 

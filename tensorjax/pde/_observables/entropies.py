@@ -12,8 +12,8 @@ from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import generator_of
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.sampling import Drawn, draw
+from tensorjax.pde._observables.values_and_moments import moments
 
 
 class Estimate(NamedTuple):

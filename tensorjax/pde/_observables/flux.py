@@ -6,10 +6,13 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate
-from tensorjax.pde._problems.drifts import partial_derivative, partial_derivative_inside
+from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.partial_derivatives import (
+    partial_derivative,
+    partial_derivative_inside,
+)
 
 
 def flux(

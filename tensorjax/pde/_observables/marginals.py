@@ -11,7 +11,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import by_parts, given, moments
+from tensorjax.pde._observables.values_and_moments import by_parts, given, moments
 
 # Width of the window of a marginal, in standard deviations, unless the box is narrower.
 _WINDOW = 24.0
@@ -137,7 +137,7 @@ def _beside(
 
 
 def _kept(cores: list[Any], free: list[int], rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Contracts a tensor train with vectors on all axes but some; returns the cores of those."""
+    """Contracts a train with vectors on the axes that a marginal integrates over."""
     out, carried = [], np.ones((1, 1))
     for k, core in enumerate(cores):
         if k in free:
@@ -164,7 +164,7 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency that the grid of each axis resolves."""
+    """Returns the highest frequency of a marginal that the grid of each axis resolves."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 

@@ -14,7 +14,7 @@ from tensorjax.pde._arguments import generator_of, hosted_cores
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import mass
+from tensorjax.pde._observables.values_and_moments import mass
 
 # Points at which a conditional density is looked up, for every point of the grid.
 _FINER = 8
@@ -23,7 +23,7 @@ _CHUNK = 1 << 21
 
 
 class Drawn(NamedTuple):
-    """Random points drawn from a density, and the density there.
+    """Random sample of a density: its points, and the density there.
 
     Attributes:
       points: (m, d).
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> np.ndarray:
-    """Draws points from the density u(x) = v(Γ x + s), by its interpolant on the grid.
+    """Draws a sample of points from the density u(x) = v(Γ x + s), by its interpolant on the grid.
 
     One coordinate of y after the other, from its conditional density: the train is summed over the
     coordinates after it, interpolated to 8 points for each of the grid and taken as linear between
@@ -75,7 +75,7 @@ def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> 
 
 
 def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) -> Drawn:
-    """Draws random points from a density given as a tensor train and evaluates it there."""
+    """Draws a sample of points from a density given as a train, and evaluates it there."""
     total = float(mass(v, map, box))
     if not total > 0:
         raise ValueError(f"v: expected a density of positive mass, got {total:.3g}")
@@ -90,7 +90,7 @@ def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) 
 
 
 def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
-    """Integrates a density's tensor train over all axes after each one: d vectors."""
+    """Integrates a density's train over all axes after each one, for sampling: d vectors."""
     out = [np.ones(1)]
     for core, axis in zip(cores[:0:-1], box.axes[:0:-1], strict=True):
         out.append(weighted_sum(core, axis.weights) @ out[-1])
@@ -114,7 +114,7 @@ def _some(
 
 
 def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.ndarray:
-    """Inverts piecewise quadratic distribution functions of piecewise linear densities (m, k)."""
+    """Inverts distribution functions of piecewise linear densities (m, k), to draw samples."""
     density = np.maximum(density, 0.0)
     gaps = np.diff(points)
     sums = np.cumsum((density[:, 1:] + density[:, :-1]) / 2 * gaps, axis=1)

@@ -98,5 +98,5 @@ def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
 
 
 def _norm(cores: Cores) -> float:
-    """Computes the Euclidean norm of a tensor train."""
+    """Computes the Euclidean norm of a tensor train, to judge the square of a square root."""
     return float(np.linalg.norm(right_orthogonal(cores, scale=False)[0][0]))

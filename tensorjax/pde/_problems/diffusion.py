@@ -11,7 +11,8 @@ from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.drifts import Cores, Power, Product, Term, partial_derivative
+from tensorjax.pde._problems.drifts import Cores, Power, Product, Term
+from tensorjax.pde._problems.partial_derivatives import partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
 
 Interpretation = Literal["ito", "stratonovich", "klimontovich"]
@@ -83,7 +84,7 @@ class Diffusion:
         return out if self.constant is None else out + self.constant
 
     def spurious(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the noise-induced drift (m, d) of the Stratonovich or Klimontovich reading."""
+        """Evaluates the drift (m, d) that a diffusion induces, by Stratonovich or Klimontovich."""
         out = np.zeros_like(x)
         if not (self.share and self.variable):
             return out
@@ -125,7 +126,7 @@ class Diffusion:
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:
-        """Raises ValueError if D(t, x) is not symmetric positive semidefinite at some points."""
+        """Raises ValueError if the diffusion matrix is not symmetric positive semidefinite."""
         found = self.values(random_points(box, _LOOKS))
         size = np.abs(found).max()
         if not np.allclose(found, found.mT, atol=1e-12 * size):
@@ -145,7 +146,7 @@ class Diffusion:
 
 
 def check_sign(name: str, values: np.ndarray, where: str) -> None:
-    """Raises ValueError if a matrix (m, d, d) at points is not positive semidefinite at some."""
+    """Raises ValueError if a diffusion matrix (m, d, d) at points is not positive semidefinite."""
     low = float(np.linalg.eigvalsh((values + values.mT) / 2).min()) if len(values) else 0.0
     if not low >= -1e-10 * np.abs(values).max(initial=0.0):
         raise ValueError(
@@ -156,7 +157,7 @@ def check_sign(name: str, values: np.ndarray, where: str) -> None:
 
 
 def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
-    """Lists the entries (i, j) of a symmetric matrix with their unit matrices."""
+    """Lists the entries (i, j) of a diffusion matrix with their unit matrices."""
     out = []
     for i in range(d):
         for j in range(i, i + 1 if diagonal else d):

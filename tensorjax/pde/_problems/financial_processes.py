@@ -118,7 +118,7 @@ class GeometricBrownianMotion(ReadyMade):
 def _shaped(
     rate: Any, volatility: Any, x0: Any, correlation: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Expands parameters of a geometric Brownian motion to arrays; ValueError if not valid."""
+    """Expands parameters of a price process to arrays; ValueError if not valid."""
     given = {"rate": rate, "volatility": volatility, "x0": x0}
     sizes = [len(np.asarray(v)) for v in given.values() if np.ndim(v) == 1]
     d = max(sizes, default=1) if correlation is None else len(np.atleast_2d(correlation))
@@ -305,7 +305,7 @@ class Heston(ReadyMade):
         )  # fmt: skip
 
     def _axis(self, narrow: float) -> Axis:
-        """Builds the Fourier axis of log S (Heston), wide enough for its heavy tails."""
+        """Builds the Fourier axis of the log price (Heston), wide enough for its heavy tails."""
         ends = []
         for t in np.linspace(0, self.horizon, 9):
             found = self._moments(t)
@@ -317,14 +317,14 @@ class Heston(ReadyMade):
         return even_axis(min(ends), max(ends), narrow)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of (s, v); None if those of the start are unknown.
+        """Returns mass, mean and covariance of log price and variance (Heston); None if unknown.
 
         Moments up to order two obey a linear equation.
         """
         return None if self.box.walled else self._moments(t)
 
     def _moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Computes exact mass, mean and covariance of (s, v) in the Heston model, no walls."""
+        """Computes mass, mean and covariance of log price and variance (Heston), without walls."""
         known = getattr(self.start, "moments", None)
         if known is None:
             return None

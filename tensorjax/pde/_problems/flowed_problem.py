@@ -83,7 +83,7 @@ class Flowed(Problem):
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the TT operators of the density's PDE in flowing coordinates at time t.
+        """Builds the TT operators of the flowed problem's PDE at time t.
 
         Linear motions are fields of degree one.
 
@@ -112,17 +112,17 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density at points y (m, d), of flowing coordinates; or None."""
+        """Evaluates the flowed problem's exact density at points y (m, d), or returns None."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
     def sample(self, key: Key, t: float, count: int) -> np.ndarray:
-        """Draws points y, (count, d), of the exact density in flowing coordinates."""
+        """Draws points y, (count, d), of the flowed problem's exact density."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
-        """Approximates drift and diffusion in flowing coordinates by tensor trains."""
+        """Approximates drift and diffusion of the flowed problem by tensor trains."""
         if t not in self._known:
             times = [k for k in self._known if k != "points"]
             for old in times[: len(times) + 1 - _KEPT]:

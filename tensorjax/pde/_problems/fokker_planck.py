@@ -173,7 +173,7 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns exact mass, mean and covariance of a linear SDE; None for other equations."""
+        """Returns a linear Fokker–Planck equation's exact mass, mean and covariance; else None."""
         return self._linear().moments(t) if self._affine else None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
@@ -235,7 +235,7 @@ class FokkerPlanck(Problem):
         return x
 
     def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
-        """Returns a function that makes one Heun step of an SDE with constant diffusion."""
+        """Returns a function for one Heun step of a Fokker–Planck equation of constant noise."""
         root = _root(np.asarray(or_zero(self.diffusion, self.dim, self.dim)))
 
         def step(x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
@@ -246,7 +246,7 @@ class FokkerPlanck(Problem):
         return step
 
     def _euler(self, x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
-        """Advances SDE paths by one Euler–Maruyama step, for variable diffusion."""
+        """Advances paths of a Fokker–Planck equation's SDE by one Euler–Maruyama step."""
         if not np.isfinite(x).all():
             return x
         kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]
@@ -270,6 +270,6 @@ class FokkerPlanck(Problem):
 
 
 def _root(diffusion: np.ndarray) -> np.ndarray:
-    """Computes roots B of diffusion matrices, B Bᵀ = D, to simulate SDE paths."""
+    """Computes roots B of D, B Bᵀ = D, to simulate the SDE of a Fokker–Planck equation."""
     values, vectors = np.linalg.eigh(diffusion)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

@@ -25,7 +25,7 @@ SINGULAR = 1e-12
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes the operator −∇·((A x + b) u) + D:∇∇u of a linear SDE in coordinates y."""
+    """Computes the operator −∇·((A x + b) u) + D:∇∇u of an Ornstein–Uhlenbeck process."""
     d = map.dim
     xp, (gamma, s, a, b, diff) = floats(
         *map, or_zero(matrix, d, d), or_zero(offset, d), or_zero(diffusion, d, d)
@@ -41,7 +41,7 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def check_turns(box: Any, matrix: Any) -> None:
-    """Raises ValueError if an affine drift depends linearly on a periodic coordinate."""
+    """Raises ValueError if an Ornstein–Uhlenbeck drift is linear in a periodic coordinate."""
     if matrix is None or _check.is_traced(matrix):
         return
     for k, axis in enumerate(box.axes):
@@ -54,7 +54,7 @@ def check_turns(box: Any, matrix: Any) -> None:
 
 
 def stationary_gaussian(matrix: Any, offset: Any, diffusion: Any) -> Gaussian | None:
-    """Computes the stationary Gaussian of a linear SDE, A C + C Aᵀ + 2D = 0 and A m + b = 0.
+    """Computes the stationary Gaussian of an Ornstein–Uhlenbeck process, A C + C Aᵀ + 2D = 0.
 
     None where there is no such density: a mode that does not decay, or that no noise reaches.
     """
@@ -69,14 +69,14 @@ def stationary_gaussian(matrix: Any, offset: Any, diffusion: Any) -> Gaussian | 
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
-    """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
+    """Evaluates the Ornstein–Uhlenbeck drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
     return out if offset is None else out + np.asarray(offset)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Linear(Problem):
-    """Base class of PDE problems with linear drift A x + b and constant diffusion D."""
+    """Base class of Ornstein–Uhlenbeck and Liouville problems, of drift A x + b, diffusion D."""
 
     matrix: Any
     diffusion: Any
@@ -92,14 +92,14 @@ class _Linear(Problem):
         check_turns(box, self.matrix)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of a linear SDE's density equation in a map's coordinates.
+        """Builds the right side of an Ornstein–Uhlenbeck or Liouville equation in coordinates.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v, at all times.
         """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the linear drift A x + b at points (m, d).
+        """Evaluates the drift A x + b of an Ornstein–Uhlenbeck or Liouville problem at points.
 
         Args:
           x: points (m, d).
@@ -110,7 +110,7 @@ class _Linear(Problem):
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """Computes F, g, Q of a linear SDE's solution x(t) = F x(0) + g + noise of covariance Q.
+        """Computes F, g, Q of an Ornstein–Uhlenbeck process x(t) = F x(0) + g + noise.
 
         Args:
           t: duration.
@@ -122,7 +122,7 @@ class _Linear(Problem):
         return flow(self.matrix, or_zero(self.offset, d), or_zero(self.diffusion, d, d), t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density of a linear SDE; None if it is not known.
+        """Evaluates the exact density of an Ornstein–Uhlenbeck or Liouville problem, or None.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -137,13 +137,13 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance of a linear SDE from a Gaussian start; else None."""
+        """Returns mass, mean, covariance of an Ornstein–Uhlenbeck problem, or None."""
         if isinstance(self.start, Function) or self.box.walled:
             return None
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact density of a linear SDE at time t."""
+        """Draws points (count, d) from an Ornstein–Uhlenbeck problem's exact density at time t."""
         if isinstance(self.start, Function) or self.box.walled:
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)

@@ -105,7 +105,7 @@ class Potential:
         return np.exp(-(self.v(q) - self.bottom) / self.temperature) / self.partition
 
     def with_momenta(self, x: np.ndarray, mass: float) -> np.ndarray:
-        """Evaluates the Boltzmann density of positions and momenta (m, 2), exp(−p²/2mT) with V."""
+        """Evaluates a potential's Boltzmann density exp(−p²/2mT − V/T) with momenta p, (m, 2)."""
         momentum = mass * self.temperature
         kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
         return self.density(x[:, 0]) * kinetic
@@ -188,7 +188,7 @@ class Kramers(ReadyMade):
         )  # fmt: skip
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a particle."""
+        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a potential V."""
         if self.box.walled:
             return None
         well = Potential(self.potential, self.temperature)
@@ -197,7 +197,7 @@ class Kramers(ReadyMade):
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class DoubleWell(ReadyMade):
-    """Overdamped chain of double wells, dx = −∇V dt + √(2T) dW, in ``dim`` dimensions.
+    """Chain of overdamped particles in double-well potentials, dx = −∇V dt + √(2T) dW.
 
     V = Σ h (x_i²/m² − 1)² + ½ k Σ (x_{i+1} − x_i)²: barriers h between minima ±m, springs k
     between neighbours (the φ⁴ chain). Without ``start`` all x_i are near −m; without ``box`` that
@@ -269,7 +269,7 @@ class DoubleWell(ReadyMade):
         self._set(barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling)
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−V/T)/Z of a double-well chain.
+        """Evaluates the Boltzmann density exp(−V/T)/Z of double-well potentials.
 
         Z is a product of transfer operators between neighbours.
         """

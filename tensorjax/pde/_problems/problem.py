@@ -19,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Right side Q(v) of a PDE in coordinates y: TT operators, source and nonlinear reaction.
+    """Right side Q(v) of a PDE problem in coordinates y: operators, source, nonlinear reaction.
 
     Attributes:
       box: of the grid.
@@ -44,13 +44,13 @@ class RightSide:
 
     @functools.cached_property
     def operators(self) -> tuple[TTMatrix, ...]:
-        """All linear operators of a PDE's right side, a tuple of TT-matrices to be summed."""
+        """All linear operators of a PDE problem's right side, a tuple of TT-matrices to sum."""
         if self.affine is None:
             return self.others
         return (affine_right_side(self.box, self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Lists linear terms and source of a PDE's right side at v, for `tt.linear_combination`.
+        """Lists linear terms and source of a PDE problem at v, for `tt.linear_combination`.
 
         Args:
           v: train on the grid of the box.
@@ -61,7 +61,7 @@ class RightSide:
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "RightSide":
-        """Returns a PDE's right side Q(v) − (Σ y + β)·∇v in moving coordinates.
+        """Returns a PDE problem's right side Q(v) − (Σ y + β)·∇v in moving coordinates.
 
         The motion joins the affine part, whose TT-rank stays what it is.
 
@@ -77,7 +77,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Returns a PDE's right side as pairs (operator, v) and source, in v's dtype.
+    """Returns a PDE problem's right side as pairs (operator, v) and source, in v's dtype.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """
@@ -130,7 +130,7 @@ class Problem(abc.ABC):
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Computes the TT-cores of a PDE's initial state in double precision on the host.
+        """Computes the TT-cores of a PDE problem's initial state in double precision on the host.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -152,7 +152,7 @@ class Problem(abc.ABC):
         return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
 
     def initial(self, map: AffineMap, tol: float) -> TT:
-        """Builds the tensor train of a PDE's initial state in coordinates y, to error ``tol``.
+        """Builds the tensor train of a PDE problem's initial state in coordinates y, to ``tol``.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -168,7 +168,7 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds a PDE's right side in the coordinates of an affine map.
+        """Builds a PDE problem's right side in the coordinates of an affine map.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -179,7 +179,7 @@ class Problem(abc.ABC):
         """
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates a PDE's exact solution at time t, points (m, d); None if unknown.
+        """Evaluates a PDE problem's exact solution at time t, points (m, d); None if unknown.
 
         Args:
           t: time.
@@ -191,7 +191,7 @@ class Problem(abc.ABC):
         return None
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of a PDE's exact solution; None if unknown.
+        """Returns mass, mean and covariance of a PDE problem's exact solution; None if unknown.
 
         Args:
           t: time.
@@ -202,7 +202,7 @@ class Problem(abc.ABC):
         return None
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates a PDE's stationary density, of mass one; None if unknown.
+        """Evaluates a PDE problem's stationary density, of mass one; None if unknown.
 
         Args:
           x: points (m, d).
@@ -213,7 +213,7 @@ class Problem(abc.ABC):
         return None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from a PDE's exact solution at time t, if a known density.
+        """Draws points (count, d) from a PDE problem's exact solution at time t, if known.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -233,7 +233,7 @@ class Problem(abc.ABC):
 
 
 def check_unbounded(box: Any) -> None:
-    """Raises ValueError if nonlinear moving coordinates meet axes that must stay fixed."""
+    """Raises ValueError if a PDE problem has axes that nonlinear coordinates may not move."""
     if not box.movable:
         raise ValueError(
             "problem: expected a box of unbounded axes, which nonlinear coordinates move, got "

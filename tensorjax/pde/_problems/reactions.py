@@ -197,7 +197,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns the Ornstein–Uhlenbeck problem with drift −f of a PDE with advection f·∇u.
+        """Returns the Ornstein–Uhlenbeck problem of drift −f for a reaction equation with f·∇u.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -258,7 +258,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits the conductivity σ in ∇·(σ∇u) into a constant and pairs (scalar term, matrix)."""
+    """Splits a reaction equation's conductivity σ into a constant and (scalar term, matrix)."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -274,7 +274,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Computes a polynomial Σ_{k ≥ 2} c_k vᵏ of a tensor train, each product to error ``tol``."""
+    """Computes a polynomial reaction Σ_{k ≥ 2} c_k vᵏ of a train, each product to error ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -287,7 +287,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes a rounded sum of entrywise products Σ w x∘y of tensor trains."""
+    """Computes a rounded sum of entrywise products Σ w x∘y of trains, for reactions."""
     if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]

@@ -64,7 +64,7 @@ class ReadyMade(FokkerPlanck):
 def visited(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Simulates paths of an SDE to estimate the box (low, high) that they visit.
+    """Simulates paths of a ready-made SDE to estimate the box (low, high) that they visit.
 
     Args:
       velocity: drift of points (m, d).
@@ -97,7 +97,7 @@ def visited(
 def narrowest(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> np.ndarray:
-    """Estimates the smallest standard deviations (d,) of an SDE's density along its mean path.
+    """Estimates the smallest standard deviations (d,) of a ready-made SDE's density.
 
     Those of every coordinate at given others. Arguments are those of `visited`.
     """
@@ -124,7 +124,7 @@ def _reached(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def conditional_deviations(covariance: np.ndarray) -> np.ndarray:
-    """Computes standard deviations (d,) of a Gaussian's coordinates at given others."""
+    """Computes conditional standard deviations (d,) of a Gaussian, for ready-made boxes."""
     return 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
 
 
@@ -134,7 +134,7 @@ def _jacobian(velocity: Velocity, x: np.ndarray) -> np.ndarray:
 
 
 def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
-    """Builds a box of Fourier axes with ``points`` grid points per ``width``.
+    """Builds a box for a ready-made problem: Fourier axes, ``points`` per ``width``.
 
     Their numbers are odd: of an even one ∂ of the highest mode is zero, and along a coordinate
     without noise an operator may have it for a second stationary density.
@@ -147,19 +147,19 @@ def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
 
 
 def check_own(start: Any) -> None:
-    """Raises ValueError if an SDE model is given an initial state but no grid box."""
+    """Raises ValueError if a ready-made problem is given an initial state but no grid box."""
     if start is not None:
         raise ValueError("box: expected a pde.Box with a start of your own, got None")
 
 
 def even_axis(low: float, high: float, narrow: float) -> Axis:
-    """Builds a Fourier grid axis that resolves densities of standard deviation ``narrow``."""
+    """Builds a Fourier axis of a ready-made problem, for standard deviations ``narrow``."""
     n = max(_AXIS, int(np.ceil(_POINTS * (high - low) / narrow)))
     return Axis("fourier", n + n % 2, float(low), float(high))
 
 
 def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
-    """Builds a logarithmic grid axis from the ends of means and of deviations of log x."""
+    """Builds a logarithmic axis of a ready-made problem from means and deviations of log x."""
     # x² times the density, for the covariance, has its top 2 wide² further out.
     flat = even_axis(low - HALF_WIDTH * wide, high + HALF_WIDTH * wide + 2 * wide**2, narrow)
     return Axis("log", flat.n, float(np.exp(flat.low)), float(np.exp(flat.high)))

@@ -86,7 +86,7 @@ class CheckedField(InFewSizes):
         self._expected = f"{name}: expected a function that maps points (m, {dim}) to values"
 
     def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the vector field at points x, as a NumPy array of their shape."""
+        """Evaluates a user's vector field at points x, as a NumPy array of their shape."""
         out = super().__call__(x, t)
         if out.shape != x.shape:
             raise ValueError(
@@ -115,7 +115,7 @@ class Remembered:
         make: Callable[[], Any],
         t: float | None = None,
     ) -> Any:
-        """Returns the cached approximation for a map, box, tolerance and time, or computes it."""
+        """Returns the cached approximation of a user's function for a map and box, or makes it."""
         if _check.is_traced(map, t):
             raise TypeError(
                 f"{self._name}: expected a concrete map and time, got traced ones: this is brought "
@@ -132,7 +132,7 @@ class Remembered:
     def components(
         self, f: Callable[[Any], Any], map: AffineMap, box: Box, tol: float, t: float | None
     ) -> list[Cores]:
-        """Returns cached TT approximations of the components of a function of the box's points."""
+        """Returns cached approximations of a user's function, a train for each component."""
         return self.get(
             map, box, tol, lambda: components(crossed(self._name, f, box.points, tol)), t
         )

@@ -35,7 +35,7 @@ class Program:
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:
-        """Evaluates the traced function with the given constants and arguments."""
+        """Evaluates a function that is compiled once, with the given constants and arguments."""
         given = iter(constants)
         consts = [
             self._inside[i] if i in self._inside else next(given)
@@ -72,7 +72,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """Yields constants and functions that the printed text of a jaxpr hides, for a cache key."""
+    """Yields constants that the text of a jaxpr hides, for the key of a function compiled once."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

@@ -25,8 +25,9 @@ from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import CLEARED, STAGE, Method, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
+from tensorjax.pde._stepping.step_rounding import CLEARED, STAGE, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
 _ROUNDOFF = 1e-13
@@ -92,12 +93,12 @@ EXPONENTIAL = Method(exponential, 4, 0, 3)
 
 
 def along_axes(rates: Rates) -> Matrices:
-    """Returns the parts of a PDE's right side that act along one axis alone: L_k (n, n)."""
+    """Returns matrices L_k (n, n) along single axes, which exponential steps take exactly."""
     return _parted(rates)[0]
 
 
 def _window(v: Cores, half: Matrices, trim: Trim, box: Box) -> list[np.ndarray] | None:
-    """Returns masks that are zero where v is negligible during a step; None if that is nowhere.
+    """Returns masks for an exponential step, zero where v is negligible; None if nowhere.
 
     Where v is not negligible anywhere at the beginning, the rates come without a window.
     """
@@ -106,7 +107,7 @@ def _window(v: Cores, half: Matrices, trim: Trim, box: Box) -> list[np.ndarray] 
 
 
 def coupled(rates: Rates, alone: Matrices, box: Box, seen: Any = None) -> Rates:
-    """Returns the part of a PDE's right side that couples axes, explicit in a Lawson step."""
+    """Returns the part of a right side that couples axes, explicit in an exponential step."""
     own, affine, others = _parted(rates)
     rest = [m - n for m, n in zip(own, alone, strict=True)]
     if any(np.abs(r).max() > _ROUNDOFF * np.abs(m).max() for r, m in zip(rest, own, strict=True)):
@@ -118,7 +119,7 @@ def coupled(rates: Rates, alone: Matrices, box: Box, seen: Any = None) -> Rates:
 
 
 def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
-    """Splits a PDE's operators into matrices along single axes, affine couplings and the rest."""
+    """Splits operators for exponential steps into matrices along axes, couplings and the rest."""
     own, affine = _affine_parts(rates.affine, rates.box)
     others: list[Cores] = []
     for operator in rates.others:
@@ -131,7 +132,7 @@ def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
 
 
 def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
-    """Splits an affine differential operator into matrices along single axes and couplings."""
+    """Splits an affine operator for exponential steps into matrices along axes and couplings."""
     own = [np.zeros((a.n, a.n)) for a in box.axes]
     if given is None:
         return own, None
@@ -150,7 +151,7 @@ def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
 
 
 def _scaling(axis: Axis) -> np.ndarray:
-    """Builds the matrix of v ↦ ∂(y v) on one grid axis, without growing modes.
+    """Builds the matrix of v ↦ ∂(y v) on an axis, without growing modes, for exponential steps.
 
     On periodic grids y jumps at the ends, and the split form has no modes that grow from it.
     """
@@ -162,7 +163,7 @@ def _scaling(axis: Axis) -> np.ndarray:
 
 
 def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
-    """Returns axis and matrix of a TT-matrix that acts along one axis; None for others."""
+    """Returns axis and matrix of an operator along one axis, for exponential steps; else None."""
     if any(c.shape[0] != 1 or c.shape[3] != 1 for c in operator):
         return None
     found, scale, matrix = None, 1.0, None
@@ -182,7 +183,7 @@ def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
 
 
 def _sum_along_axes(matrices: Matrices) -> Cores:
-    """Builds the TT-matrix cores of Σ_k m_k, where the matrix m_k acts on axis k."""
+    """Builds the TT-matrix Σ_k m_k of matrices along axes, which exponential steps take exactly."""
     out, last = [], len(matrices) - 1
     for k, m in enumerate(matrices):
         core = np.zeros((2, *m.shape, 2))

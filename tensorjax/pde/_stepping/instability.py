@@ -38,7 +38,7 @@ _ITERATIONS = 6
 
 
 class Rate(NamedTuple):
-    """Estimate of an operator's fastest rate times dt, and whether a Runge–Kutta step is unstable.
+    """Fastest rate of an operator times dt, and whether a step shows instability.
 
     Attributes:
       value: of the operator, times dt, from below.
@@ -52,7 +52,7 @@ class Rate(NamedTuple):
 
 
 def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
-    """Estimates an operator's fastest rate from the stages of a Runge–Kutta step.
+    """Estimates the fastest rate from the stages of a Runge–Kutta step, to detect instability.
 
     Args:
       method: "rk4" or "rk2".
@@ -77,7 +77,7 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[int]) -> Any:
-    """Computes the relative loss by rounding a sum of tensor trains to rank one, at each bond.
+    """Computes the loss by rounding to rank one, at each bond, beside which instability is judged.
 
     At every bond by itself, whatever is rounded at others. Below 10 √eps it is zero: differences of
     squares do not tell.
@@ -115,7 +115,7 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[in
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes ‖Σ w x‖ of tensor trains from their Gram matrix, to √eps of its terms."""
+    """Computes ‖Σ w x‖ of stages whose growth tells instability, from their Gram matrix."""
     w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
     return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
 
@@ -126,7 +126,7 @@ def _gram(trains: Sequence[Any]) -> Any:
 
 
 def _grams(trains: Sequence[Sequence[Any]]) -> list[Any]:
-    """Computes Gram matrices of the left parts of tensor trains, (m, m, r, r), at every bond.
+    """Computes Gram matrices (m, m, r, r) of stages at every bond, for their instability.
 
     Each up to a scale; of smaller ranks the rest is zero.
     """
@@ -150,7 +150,7 @@ def fastest(
     stable: tuple[float, float],
     near: float = 1.0,
 ) -> float | None:
-    """Estimates the fastest rate of a PDE's right side at v; None if a time step is stable for it.
+    """Estimates the fastest rate of a PDE's right side, to tell instability; None if stable.
 
     Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
     linear operators have rates; a source has none, and what a reaction does the norms tell.
@@ -185,6 +185,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates the rate of change ‖Q(v)‖ / ‖v‖ under a PDE's right side Q."""
+    """Estimates the rate of change ‖Q(v)‖ / ‖v‖ of a PDE, to tell instability."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -73,7 +73,7 @@ def mass_alone(box: Box) -> Moments:
 
 
 def low_moments(cores: Cores, box: Box) -> Moments:
-    """Builds the functionals of a density's mass, means and (co)variances, standardised.
+    """Builds the functionals of low moments: mass, means and (co)variances, standardised.
 
     On periodic axes there are none. In many dimensions they are those of single axes, or the mass
     alone, as they are where v has no positive mass and variances.
@@ -99,7 +99,7 @@ def low_moments(cores: Cores, box: Box) -> Moments:
 def functionals(
     box: Box, powers: np.ndarray, center: np.ndarray, scale: np.ndarray, plain: bool = False
 ) -> Moments:
-    """Builds the functionals of products of powers of t = (y − center)/scale, up to the second.
+    """Builds functionals of low moments: products of powers of t = (y − center)/scale.
 
     Args:
       box: of the grid.
@@ -121,7 +121,7 @@ def functionals(
 
 
 def _inside(axis: Any) -> np.ndarray:
-    """Returns a weight (n,) of a grid axis that fades from 1 to 0 at ends without walls.
+    """Returns weights (n,) of low moments that fade from 1 to 0 at ends without walls.
 
     There y and its powers jump, and derivatives across that seam take noise at the edge for moments
     many times as large.
@@ -150,7 +150,7 @@ def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
 
 
 def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Contracts a TT-core (r, n, s) with weights (n, m) and a right environment (m, s): (m, r)."""
+    """Contracts a core (r, n, s) with low moments' weights (n, m) and a right side: (m, r)."""
     return einsum("rns,ms,nm->mr", core, f, w)
 
 
@@ -291,7 +291,7 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """Change of one TT-core by the tangent projections P h_b of correction functions h_b.
+    """Change of one core in a moment correction, by tangent projections P h_b of functions h_b.
 
     Attributes:
       gain: what each part adds to each moment, (m, m).
@@ -308,7 +308,7 @@ class _Part(NamedTuple):
     after: np.ndarray
 
     def added(self, share: np.ndarray) -> Any:
-        """Computes the change of a TT-core for given coefficients (m,) of the correction."""
+        """Computes the change of a core for given coefficients (m,) of the moment correction."""
         flat = (self.change * share[:, None]).T @ self.after
         return flat.reshape(self.core.shape)
 
@@ -319,7 +319,7 @@ def _sweep(
     shapes: Sequence[np.ndarray],
     chosen: Callable[[_Part, bool], np.ndarray] | None = None,
 ) -> Iterator[_Part]:
-    """Yields, core by core, the tangent projections P h_b of correction functions h_b at a train.
+    """Yields, core by core, the tangent projections P h_b of a moment correction's functions.
 
     All cores but the last come out left-orthogonal.
 

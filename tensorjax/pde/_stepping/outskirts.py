@@ -32,7 +32,7 @@ _FLAT = 4
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
-    """Sets a tensor train to zero in outer parts of the grid that hold almost none of its norm.
+    """Sets a train to zero in its outskirts, outer parts of the grid with almost none of its norm.
 
     Args:
       cores: right-orthogonal but for the first; so is the result.
@@ -51,7 +51,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
 def window(
     cores: Cores, box: Box, allowed: float, end: Cores | None = None
 ) -> list[np.ndarray] | None:
-    """Returns masks (n,) of every axis, 0 where a tensor train is negligible; None if nowhere.
+    """Returns masks (n,) of every axis, 0 in the outskirts of a train; None if there are none.
 
     Within a step v moves by a few points at most, and beyond them there is nothing to be changed;
     or, in a long one, from where it is to about where it ends.
@@ -72,7 +72,7 @@ def window(
 
 
 def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
-    """Returns the index range [first, last) of every axis outside which a tensor train is small."""
+    """Returns the range [first, last) of every axis outside which the outskirts of a train lie."""
     whole = [(0, c.shape[1]) for c in cores]
     total = float(np.vdot(cores[0], cores[0]))
     if not (np.isfinite(total) and total > 0):
@@ -103,7 +103,7 @@ def profiles(cores: Cores) -> list[np.ndarray]:
 
 
 def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
-    """Returns the axis at whose edge a solution is largest and its share, if by noise; else None.
+    """Returns the axis whose outskirts hold most of a solution, and the share, if by noise.
 
     Args:
       cores: right-orthogonal but for the first.
@@ -114,7 +114,7 @@ def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
 
 
 def edges(cores: Cores, box: Box) -> list[tuple[int, float, bool]]:
-    """Returns for every axis its number, the share of v at its ends, and whether that is noise.
+    """Returns for every axis its number, the share of v in its outskirts, and if that is noise.
 
     The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
     eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.
@@ -136,7 +136,7 @@ def edges(cores: Cores, box: Box) -> list[tuple[int, float, bool]]:
 
 @functools.lru_cache(maxsize=1024)
 def faded(n: int, first: int, last: int) -> np.ndarray:
-    """Returns a mask (n,) that is 1 on [first, last) and falls smoothly to zero outside.
+    """Returns a mask (n,) that is 1 on [first, last) and falls smoothly to zero in the outskirts.
 
     A jump there would be a wave of the highest modes, and spectral derivatives spread those.
     """

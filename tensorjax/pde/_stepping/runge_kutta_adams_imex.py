@@ -17,33 +17,19 @@ import numpy as np
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
-from tensorjax.pde._stepping import low_moments
-from tensorjax.pde._stepping import mass as masses
-from tensorjax.pde._stepping.outskirts import cleared
 from tensorjax.pde._stepping.right_side import Rates, train
 from tensorjax.pde._stepping.sketched_sums import (
     Rounded,
-    Term,
     Train,
     nothing,
     relative_norm,
     rounded,
 )
+from tensorjax.pde._stepping.step_rounding import STAGE, Trim
 from tensorjax.tt._linear.amen_and_fallbacks import amen_search
 from tensorjax.tt._linear.solve import solution
 from tensorjax.tt._linear.system import System
 
-# Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
-STAGE = 0.25
-# Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
-# all of it is restored in every step.
-_LOST = 5
-# Share of that which each moment of a density may lack, where more than the mass is restored.
-_LEFT = 0.2
-# Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
-CLEARED = 0.5
-# A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
-_JUMP, _LEAP = 2, 12
 # AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
 _SWEEPS, _ENRICHMENT = 20, 4
 # Share of the tolerance of the step at which the system is solved.
@@ -65,13 +51,8 @@ STABLE = {
 }
 
 
-def unrestored(tol: float) -> float:
-    """Returns the error that rounding may leave in each moment of a density."""
-    return _LEFT * _LOST * tol
-
-
 class Step(NamedTuple):
-    """Result of one time step of a tensor train: new train v, error estimate, stored slope.
+    """Result of one step by Runge–Kutta or another method: new train v, error, stored slope.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -84,163 +65,6 @@ class Step(NamedTuple):
     error: float = float("nan")
     slope: Any = None
     note: str = ""
-
-
-class Trim:
-    """Rounding of sums of trains within one time step, with rank guesses and mass correction.
-
-    Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
-    whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
-    takes a change of more than ``tol``. Of densities so are means and covariances, below ``tol``,
-    see `tensorjax.pde._stepping.low_moments`. Parts of a sum that were rounded before count as they
-    were before.
-
-    Args:
-      tol: relative error of the step.
-      cap: of the ranks of what the step returns, or None.
-      guesses: ranks that every sum took in the last step, by name; updated.
-      box: of the grid.
-      lost: mass that v has lost by rounding, relative; updated.
-      exact: whether all of it is put back at once.
-      clears: whether v is zero where a step leaves less of it, see
-        `tensorjax.pde._stepping.outskirts`.
-      moments: what rounding keeps, the mass alone if None.
-      lost_moments: those that v has lost, over its mass; None for nothing yet. Updated. Each is in
-        units of the means and deviations of its step: under linear drift and constant noise the
-        share of a loss in the covariance falls or stays as time goes on, while its raw value over a
-        variance that contracts would grow: sums are about bounds. Of another number of moments, as
-        where v has no positive variance for some steps, nothing is restored, and the record waits.
-
-    Attributes:
-      limit: of the ranks of all sums, well above those of the last step; None where there was none.
-
-    Raises:
-      Runaway: by a sum that passes the limit.
-    """
-
-    def __init__(
-        self,
-        tol: float,
-        cap: int | None,
-        guesses: dict[str, tuple[int, ...]],
-        box: Any,
-        lost: float = 0.0,
-        exact: bool = False,
-        clears: bool = True,
-        moments: low_moments.Moments | None = None,
-        lost_moments: np.ndarray | None = None,
-    ):
-        self.tol = tol
-        self.clears = clears
-        self.cap = cap
-        self.guesses = guesses
-        self.lost = lost
-        self._most = 0.0 if exact else _LOST * tol
-        self._box = box
-        self._quadrature = masses.quadrature(box)
-        self.at = low_moments.mass_alone(box) if moments is None else moments
-        known = lost_moments is not None and len(lost_moments) == self.at.count
-        self._summed: Any = lost_moments if known else np.zeros(self.at.count)
-        waits = lost_moments is not None and len(lost_moments) > self.at.count
-        self._waiting = lost_moments if waits else None
-        self._lost: list[tuple[Cores, np.ndarray]] = []
-        ranks_known = [r for ranks in guesses.values() for r in ranks]
-        self.limit = _JUMP * max(ranks_known) + _LEAP if ranks_known else None
-
-    def __call__(
-        self,
-        name: str,
-        terms: Sequence[Term],
-        weights: Sequence[float],
-        *,
-        share: float = STAGE,
-        scale: float | None = None,
-    ) -> Rounded:
-        """Rounds a sum of tensor trains to ``share`` of the time step's tolerance."""
-        final = name == "v"
-        tol = self.tol if final else share * self.tol
-        out = rounded(
-            terms,
-            weights,
-            tol,
-            self.guesses.get(name),
-            cap=self.cap if final else None,
-            scale=scale,
-            limit=self.limit,
-        )
-        self.guesses[name] = out.ranks
-        held = sum(w * self.moments(t) for w, t in zip(weights, terms, strict=True))
-        held = np.broadcast_to(held, self.at.count)
-        if final:
-            return self.kept(out, held)
-        if name == "slope":  # it outlives the step
-            most = tol * (out.norm if scale is None else scale)
-            return self._corrected(out, float(held[0]), most)
-        self._lost.append((out.cores, held - self.at.of_train(out.cores)))
-        return out
-
-    def follow(self, before: Cores, after: Cores) -> None:
-        """Records that a tensor train has the same mass as the one it was made from."""
-        lost = [m for c, m in self._lost if c is before]
-        if lost:
-            self._lost.append((after, np.sum(lost, axis=0)))
-
-    def moments(self, term: Term) -> np.ndarray:
-        """Computes the moments of a tensor train plus those lost by earlier rounding."""
-        lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, self.at.of(term.whole))
-
-    def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
-        """Corrects the moments of a time step's result if rounding lost more than allowed.
-
-        It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
-
-        Args:
-          out: the result.
-          held: moments that it had before it was rounded.
-        """
-        if self.clears:
-            cores = cleared(out.cores, self._box, CLEARED * self.tol)
-            out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
-        left = self.at.of_train(out.cores)
-        if not (np.isfinite(left).all() and np.isfinite(held).all() and held[0] != 0):
-            return out
-        lost = self._summed + (held - left) / held[0]
-        lost[0] = self.lost + (held[0] - left[0]) / held[0]
-        out, lost = self._restored(out, left, lost, held[0])
-        self.lost, self._summed = float(lost[0]), lost
-        return out
-
-    @property
-    def lost_moments(self) -> np.ndarray:
-        """Moments that v has lost, over its mass, for the `Trim` of the next step."""
-        return self._summed if self._waiting is None else self._waiting
-
-    def _restored(
-        self, out: Rounded, left: np.ndarray, lost: np.ndarray, mass: float
-    ) -> tuple[Rounded, np.ndarray]:
-        """Restores moments that rounding has lost; returns the train and what it still lacks."""
-        if self.at.count > 1:
-            if not np.abs(lost).max() > _LEFT * self._most:
-                return out, lost
-            target = left + lost * mass
-            cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
-            out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
-            left, lost = found, (target - found) / mass
-        beyond = lost[0] - min(max(lost[0], -self._most), self._most)
-        if not beyond:
-            return out, lost
-        found = self._corrected(out, left[0] + beyond * mass, self.tol * out.norm)
-        return found, lost + (left - self.at.of_train(found.cores)) / mass
-
-    def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a tensor train to a given mass, unless the change needed is too large."""
-        found = None
-        if np.isfinite(out.norm) and np.isfinite(mass):
-            found = masses.corrected(out.cores, self._quadrature, mass)
-        if found is None or not found.norm <= allowed:
-            return out
-        return out._replace(cores=found.cores, norm=float(np.linalg.norm(found.cores[0])))
 
 
 Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence[Any]], Step]
@@ -282,7 +106,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a tensor train by one rounded step of Heun's method of order 2."""
+    """Advances a train by one rounded step of Heun's method, Runge–Kutta of order 2."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -410,7 +234,7 @@ def solved_by_amen(
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """Time-stepping method for tensor trains: step function, order, number of past slopes."""
+    """Method of Runge–Kutta, Adams or another kind: step function, order, past slopes."""
 
     step: Stepper
     order: int

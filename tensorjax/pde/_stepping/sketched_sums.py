@@ -47,7 +47,7 @@ class Train:
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a matrix (f, r) by core k of a tensor train; returns (f n, s)."""
+        """Multiplies a matrix (f, r) by core k of a train in a sketched sum; returns (f n, s)."""
         return tall(absorb(w, self.cores[k]))
 
 
@@ -108,12 +108,12 @@ class Rounded(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of a rounded sum of tensor trains."""
+        """TT-ranks of the interior bonds of a sum rounded by random sketches."""
         return tuple(len(c) for c in self.cores[1:])
 
 
 class Runaway(ArithmeticError):
-    """Error raised if rounding a sum of tensor trains needs ranks above a limit."""
+    """Error raised if rounding a sum by random sketches needs ranks above a limit."""
 
     def __init__(self, cores: Cores):
         super().__init__(f"ranks {[len(c) for c in cores[1:]]} exceed the limit")
@@ -221,7 +221,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a left-orthogonal tensor train by SVDs from the last core to the first.
+    """Truncates a sketched sum, left-orthogonal, by SVDs from the last core to the first.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.
@@ -250,7 +250,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix, by a QR decomposition first."""
+    """Computes the SVD of a wide matrix of a sketched sum, by a QR decomposition first."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work
@@ -274,5 +274,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Returns the zero tensor train with the mode sizes of given cores."""
+    """Returns the zero train, the sum of no terms, with the mode sizes of given cores."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

@@ -28,8 +28,9 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import STAGE, Step, Trim
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Step
 from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
+from tensorjax.pde._stepping.step_rounding import STAGE, Trim
 
 Array = Any
 
@@ -111,12 +112,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the projected ODE right side of TT-core k, from left and right environments."""
+        """Returns the ODE right side of core k in a splitting or BUG step, from environments."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the projected ODE right side of a bond matrix, from its environments."""
+        """Returns the ODE right side of a bond matrix in a splitting step, from environments."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
@@ -131,7 +132,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Integrates one TT-core's ODE ẋ = f(x) over a step by the classical Runge–Kutta method."""
+    """Integrates a core's ODE ẋ = f(x) of a splitting or BUG step by the Runge–Kutta method."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -140,7 +141,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Augments a tensor train's bases by those of a PDE's right side, for a BUG step."""
+    """Augments a train's bases by those of a PDE's right side, for a BUG step."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores

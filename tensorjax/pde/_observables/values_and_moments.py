@@ -1,4 +1,4 @@
-"""Physical quantities of a solution: point values, mass and moments.
+"""Values of a solution at points, its mass and moments, in physical coordinates.
 
 u(x) = v(Γ x + s), with v the interpolant of its values on the grid, and zero outside the box.
 """
@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.contractions import einsum, weighted_sum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
@@ -21,13 +22,16 @@ from tensorjax.pde._discretization.collocation_matrices import moment_weights
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 
+# Distance of points from the domain that is roundoff of its ends.
+_ROUNDOFF = 8 * float(np.finfo(np.float64).eps)
+
 # Largest number of entries held at once while points are evaluated.
 _CHUNK = 1 << 22
 
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
-    """Evaluates a PDE solution u(x) = v(Γ x + s) at physical points; zero outside the box.
+    """Computes values of a PDE solution u(x) = v(Γ x + s) at points; zero outside the box.
 
     Args:
       v: train of values on the grid of the box.
@@ -65,7 +69,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
-    """Computes the mass ∫ u dx = ∫ v dy / |det Γ| of a PDE solution in physical coordinates.
+    """Computes the moment of order zero of a PDE solution, its mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Args:
       v: train of values on the grid of the box.
@@ -94,7 +98,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
 
 @placed
 def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
-    """Computes mass, mean (d,) and covariance (d, d) of a density in physical coordinates.
+    """Computes moments of a density in physical coordinates: mass, mean (d,), covariance (d, d).
 
     One sweep through the train for each axis: O(d² r²) operations after O(d n r²).
 
@@ -147,7 +151,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
 
 def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks a solution's train v, map and box; returns NumPy or JAX, cores and map."""
+    """Checks train v, map and box of a solution, before its values or moments are computed."""
     single("v", v, TT, host=False)
     if not isinstance(box, Box):
         raise TypeError(f"box: expected a Box, got {_check.short(box)}")
@@ -163,7 +167,7 @@ def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
-    """Evaluates a tensor train at m points from rows (m, n_k) of interpolation weights."""
+    """Computes the values of a train at m points from rows (m, n_k) of interpolation weights."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         part = einsum("mn,anb->mab", row, core)
@@ -175,7 +179,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Evaluates a tensor train at m points in chunks, from interpolation rows for every axis."""
+    """Computes the values of a train at m points in chunks, from rows of interpolation weights."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)
@@ -193,3 +197,33 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
         w = xp.asarray(moment_weights(axis, power)).astype(core.dtype)
         out.append(weighted_sum(core, w))
     return out
+
+
+def interpolation_rows(domain: Box, x: ArrayLike) -> tuple[list[Any], np.ndarray]:
+    """Computes matrices (m, n_k) that interpolate values at points x; tells which are inside.
+
+    An end that was computed may lie beside that of the axis by roundoff: 8 eps of its larger end or
+    length. Points so near outside have the values of the end.
+
+    Raises:
+      ValueError: points of another dimension.
+    """
+    points = np.asarray(x, np.float64)
+    if points.ndim != 2 or points.shape[1] != domain.dim:
+        raise ValueError(f"x: expected points of shape (m, {domain.dim}), got {points.shape}")
+    rows, inside = [], np.ones(len(points), bool)
+    for y, axis in zip(points.T, domain.axes, strict=True):
+        if axis.kind == "fourier":
+            y = axis.low + np.mod(y - axis.low, axis.length)
+        end = _ROUNDOFF * max(abs(axis.low), abs(axis.high), axis.length)
+        inside &= (y >= axis.low - end) & (y <= axis.high + end)
+        rows.append(axis.interpolate(np.clip(y, axis.low, axis.high)))
+    return rows, inside
+
+
+def interpolated(cores: Cores, rows: list[Any]) -> np.ndarray:
+    """Computes the values of a train at points, (m,), from interpolation matrices of its axes."""
+    state = np.ones((len(rows[0]), 1))
+    for row, core in zip(rows, cores, strict=True):
+        state = einsum("ma,mn,anb->mb", state, row, core)
+    return state[:, 0]

@@ -1,7 +1,7 @@
 """Nonlinear coordinate motion: choice of the rates of given vector fields by least squares."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,30 +11,13 @@ from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import Setting
-from tensorjax.pde._generators.normal_component import filtered, spectrum
+from tensorjax.pde._generators.normal_equations import filtered, spectrum
+from tensorjax.pde._maps.vector_fields import Basis
 from tensorjax.pde._problems.problem import RightSide
 
 
-class Basis(Protocol):
-    """Interface of a set of vector fields g_m = Π_k f_mk(y_k) e_{j(m)} of TT-rank one."""
-
-    @property
-    def dim(self) -> int:
-        """Number of coordinates of the vector fields."""
-        ...
-
-    @property
-    def axes(self) -> np.ndarray:
-        """Axis j(m) along which each vector field points, (M,)."""
-        ...
-
-    def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor f_mk of vector field m at coordinates y_k, (n,)."""
-        ...
-
-
 class FieldMotion(NamedTuple):
-    """Coefficients of vector fields that move coordinates, with the cost with and without them.
+    """Motion along vector fields: their coefficients, with the cost with and without them.
 
     Attributes:
       rates: ċ, (M,).
@@ -65,7 +48,7 @@ def field_motion(
     levels: Sequence[float] = (),
     regularization: float = 1e-10,
 ) -> FieldMotion:
-    """Finds coefficients of vector fields that minimise a right side's TT-normal component.
+    """Finds the motion along vector fields that minimises a right side's TT-normal component.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m ∇·(g_m v_i))‖² over ċ, v_i = v rounded at δ_i‖v‖
     and N_i the projection on what is normal to the tangent space there: with no levels but the
@@ -131,7 +114,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes normal equations for coefficients of nonlinear vector fields: Gram matrix, load."""
+    """Computes the normal equations of a motion along vector fields: Gram matrix, load."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)
@@ -143,7 +126,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Splits ∇·(g_m v), for a vector field g_m, at each TT bond into tangent and normal factors."""
+    """Splits ∇·(g_m v), of a motion along g_m, at each TT bond into tangent and normal factors."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

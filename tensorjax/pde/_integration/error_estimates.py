@@ -1,4 +1,4 @@
-"""Estimates of the error that a grid leaves in a density, axis by axis, from its modes.
+"""Error estimates of a solution: by grid axis, bond and time step, and of mass and moments.
 
 Of a spectral axis the norms of v in two bands of modes below the highest one tell how fast they
 decay, and so what the next band, which the points do not hold, would have. Where coefficients other
@@ -59,7 +59,7 @@ class GridErrors(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
-    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion.
+    """Returns the data of an error estimate for every axis: weights, modes, ends, dispersion.
 
     Args:
       box: of the grid.
@@ -79,7 +79,7 @@ def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
 
 
 def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> GridErrors:
-    """Estimates the discretisation errors of a solution on a grid, axis by axis, in NumPy or JAX.
+    """Estimates the errors that a grid leaves in a solution, axis by axis, in NumPy or JAX.
 
     Args:
       xp: NumPy or `jax.numpy`.
@@ -115,7 +115,7 @@ def inaccurate(
     varies: bool = False,
     density: bool = False,
 ) -> str:
-    """Explains which grid axis causes too large an error, why, and what to do; else "".
+    """Explains which axis has too large an error estimate, why, and the remedy; else "".
 
     Args:
       cores: of v.
@@ -171,7 +171,7 @@ def inaccurate(
 
 
 def absolute_mass(cores: Cores, box: Box) -> float:
-    """Estimates ∫ |v| dy of a tensor train, in which masses of either sign do not cancel.
+    """Computes a scale of error estimates, ∫ |v| dy, in which masses do not cancel.
 
     It is ‖v‖ times the root of the volume of the box in which v lies, whose sides are those of the
     density of v² along every axis: (∫ p dy)² / ∫ p² dy. Of a Gaussian it is the mass, times 0.84 an
@@ -198,7 +198,7 @@ def absolute_mass(cores: Cores, box: Box) -> float:
 
 
 def lossy(before: float, after: float, whole: float, t: float, allowed: float) -> str:
-    """Explains the change of a density's mass in a run, if it is larger than allowed; else "".
+    """Explains an error of the mass at the end of a run, if larger than allowed; else "".
 
     Args:
       before: mass at the beginning.
@@ -217,7 +217,7 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
 
 
 def moments_lost(lost: Any, box: Box, t: float, allowed: float, share: float = 1.0) -> str:
-    """Explains the accuracy lost in second moments by TT rounding, if beyond the allowed; else "".
+    """Explains the estimated error of second moments by TT rounding, if not allowed; else "".
 
     Args:
       lost: of the moments in `tensorjax.pde._stepping.low_moments`, over the mass, or None. All
@@ -243,7 +243,7 @@ def moments_lost(lost: Any, box: Box, t: float, allowed: float, share: float = 1
 
 
 def _advised(axis: Any, error: float, allowed: float) -> str:
-    """Returns the number of grid points with which an axis would reach the accuracy, as a text."""
+    """Returns the number of points that would bring an axis's error estimate down, as a text."""
     if axis.kind == "finite differences":
         more = (error / allowed) ** (1 / axis.order)
     else:  # modes of a Gaussian fall as exp(−c n²)
@@ -284,7 +284,7 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
 
 
 def static_errors(stats: dict[str, Any]) -> str:
-    """Explains which axis, bond or time step of a fixed-rank run leaves too large an error.
+    """Explains which axis, bond or step of a fixed-rank run has too large an error estimate.
 
     Args:
       stats: of the solution; arrays of a batch of runs have one more axis in front.

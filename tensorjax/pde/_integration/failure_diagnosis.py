@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._integration.accuracy import ROUGH, grid_errors, looks
+from tensorjax.pde._integration.error_estimates import ROUGH, grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled
@@ -42,7 +42,7 @@ ENDANGERED = (
 
 
 class Options(NamedTuple):
-    """Options of a PDE integration that stay the same over a run; see `integrate`."""
+    """Options of a PDE integration, as the diagnosis of failures takes them; see `integrate`."""
 
     problem: Any
     generator: Any
@@ -62,14 +62,14 @@ class Options(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Reason why a PDE integration ends early: its result and a message."""
+    """Diagnosis of a failure, why a PDE integration ends early: its result and a message."""
 
     result: Result
     message: str
 
 
 def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
-    """Returns the reason to stop for an error raised by a PDE's right side or coordinate motion."""
+    """Diagnoses an error raised by a PDE's right side or coordinate motion: the reason to stop."""
     text = f"at t = {t:g} the right side or the generator failed ({error})"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
         return Stopped(Result.not_finite, f"{text}: try a smaller dt")
@@ -145,7 +145,7 @@ def unbounded(
 
 
 def _wider(problem: Any, axis: int) -> str:
-    """Advises how to hold a solution that an axis does not: coordinates do not move all of them."""
+    """Advises, in the diagnosis of a solution that an axis does not hold, how to hold it."""
     if not problem.box.axes[axis].movable:
         more = "take a larger box with as many more points"
         if hasattr(problem, "horizon"):
@@ -157,7 +157,7 @@ def _wider(problem: Any, axis: int) -> str:
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Tells if edge mass or roughness of a solution exceeds its limit, and if it is unresolved."""
+    """Diagnoses if edge mass or roughness of a solution is over its limit, and if unresolved."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > ROUGH * edge)
