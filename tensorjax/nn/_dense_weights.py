@@ -12,9 +12,9 @@ from flax.nnx.nn import dtypes
 
 from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import check_bytes
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 Gates = Literal["singular values", "ones"]
 

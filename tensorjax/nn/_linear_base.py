@@ -15,9 +15,9 @@ from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._layer_base import TensorLayer
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._tensor_layers import TensorLayer
 
 
 class TensorLinear(TensorLayer):

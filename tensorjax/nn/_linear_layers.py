@@ -11,10 +11,10 @@ from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
+from tensorjax.nn._layer_base import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import paired_modes, train_ranks
 from tensorjax.nn._parameters import mark_linear, ones, values
-from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._weight_networks import WeightNetwork
 
 

@@ -23,9 +23,9 @@ from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, 
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._layer_base import GatedLayer
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
-from tensorjax.nn._tensor_layers import GatedLayer
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]

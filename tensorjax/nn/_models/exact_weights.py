@@ -12,9 +12,9 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, values
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:

@@ -9,11 +9,11 @@ from flax import nnx
 
 from tensorjax import linalg
 from tensorjax.nn._dense_weights import check_plain
+from tensorjax.nn._layer_base import certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral, flat
 from tensorjax.nn._models.spec_candidates import is_random
 from tensorjax.nn._models.stacked_layers import copies, lead, norm, stacked
 from tensorjax.nn._specs import Spec
-from tensorjax.nn._tensor_layers import certificates
 
 Ranks = Literal["own", "shared"]
 

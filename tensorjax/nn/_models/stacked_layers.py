@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 Shape = tuple[int, ...]
 

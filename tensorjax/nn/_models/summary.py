@@ -8,11 +8,11 @@ from flax import nnx
 
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._layer_base import Certificate
+from tensorjax.nn._layer_base import certificates as measured
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
-from tensorjax.nn._tensor_layers import Certificate
-from tensorjax.nn._tensor_layers import certificates as measured
 
 
 def summary(model: object) -> str:

@@ -26,9 +26,9 @@ from tensorjax.optim._target.bond_bases import (
     Kinds,
     bases,
     gates_moved,
-    kind_of,
     powers_of_tucker,
 )
+from tensorjax.optim._target.optimizer_moments import kind_of
 from tensorjax.optim._target.train_bases import Cut, Train, Trains, joined
 from tensorjax.optim._tensorised_layers import Layer, Layout
 

@@ -153,19 +153,6 @@ def bases(
     return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), live, norms.astype(s.dtype))
 
 
-def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Classifies an optimiser moment by how new bond bases change it: as gradient, square, ….
-
-    Those which are real beside complex parameters are squares. Of the others those are taken for
-    squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
-    """
-    if held:
-        return "parameter"
-    if jnp.iscomplexobj(value):
-        return "gradient"
-    return "square" if jnp.iscomplexobj(parameter) else "unknown"
-
-
 @dataclasses.dataclass(frozen=True)
 class Kinds:
     """Kinds of the arrays at a bond, which a change of basis treats as parameters or squares.

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.approximation_state import Approximation
 from tensorjax.tt._cross.cross_info import ADVICE, ALL_ZERO, CrossInfo, CrossProgress, Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.approximation_state import Approximation
 from tensorjax.tt._cross.cross_info import Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN

@@ -16,7 +16,7 @@ from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
-from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
+from tensorjax.tt._linear.amen_local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 
 Array = Any

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.tt._linear import amen as amen
-from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
+from tensorjax.tt._linear.amen_local_systems import PRECONDITIONERS, Apply
 from tensorjax.tt._linear.system import NEAR, NULL, Outcome, Report, Search, System, capped
 
 # Local systems of up to so many unknowns are solved by elimination, which is faster there.

@@ -13,7 +13,6 @@ Where the variations leave the range of the dtype, as at a point of norm 1e40 in
 share a power of two, which is read off again at the orthonormal columns of the first one.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,14 +26,13 @@ from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import carried, near_one, renewed_after, settled
+from tensorjax._cores.scaling import settled
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
-from tensorjax.tt._rounding.round import round
 
 Arrays = tuple[jax.Array, ...]
 # Exponent that stands for a zero: far below that of any number.
@@ -227,32 +225,6 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
         out.append(c * linalg.power_of_two(-e, c.dtype))
         exponents.append(e)
     return out, settled(sum(exponents))
-
-
-@placed
-def moved(x: TT, xi: TT, step: Any) -> TT:
-    """Takes a step x + step·ξ along a tangent vector, rounded to the TT-ranks of x by SVD."""
-    return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
-
-
-def _moved(x: TT, xi: TT, step: Any) -> TT:
-    at, deltas, power = split(xi)
-    cores, exponent = near_one(x.cores)
-    left = interfaces.edge(cores[0], operator=False)
-    for u, c, renew in zip(at.left, cores, renewed_after(cores), strict=False):
-        left, exponent = carried(interfaces.left_overlap(left, u, c), exponent, renew)
-    step = jnp.asarray(step).astype(x.dtype)
-    shifted = [step * d for d in deltas]
-    last = absorb(left, cores[-1])
-    # Both over the exponent of the larger one.
-    largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
-    pairs = [(last, exponent), (largest, power)]
-    sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, NOTHING) for a, e in pairs]
-    top = settled(jnp.maximum(*sizes))
-    whole = jnp.where(top < NOTHING // 2, 0, top)
-    shifted = [linalg.scaled(d, power - whole) for d in shifted]
-    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
-    return tangent(at, shifted, whole, shared(top - whole, whole, x.order, x.dtype))
 
 
 def point(x: Any) -> TT:

@@ -18,14 +18,13 @@ from tensorjax.tt._manifold.frames_and_variations import (
     Frame,
     frame,
     gauged,
-    moved,
     point,
     project,
     shared,
     split,
     tangent,
 )
-from tensorjax.tt._manifold.tangent_space import tangent_inner, tangent_sum
+from tensorjax.tt._manifold.tangent_space import moved, tangent_inner, tangent_sum
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
