@@ -65,7 +65,7 @@ def cast(cores: Cores, exponent: int, dtype: Any, refused: str) -> Cores:
 
 
 def evenly(exponent: int, count: int) -> list[int]:
-    """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
+    """Splits an exponent of two, to scale cores, into nearly equal integers, one for each."""
     # The remainder of one core alone might be out of range in trains of more cores than the dtype
     # has powers of two.
     share, rest = divmod(exponent, count)
@@ -96,7 +96,7 @@ def cast_in_range(cores: Sequence[Any], dtype: Any, **copy: bool) -> Cores:
 
 
 def computed_once(exponent: Any) -> jax.Array:
-    """Makes XLA compute a traced exponent once, not again for each core that it scales.
+    """Makes XLA compute the exponent that scales cores once, not again for each of them.
 
     An exponent is a chain of sums over all cores. XLA fuses it into the program of each core that
     needs it, in spite of barriers, and takes minutes to compile hundreds of them; the result of a

@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an operand of a tensor's operator is a scalar of Python, NumPy or JAX (0-d too)."""
+    """Whether an object used with a tensor format is no array but a scalar (0-d ones too)."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:

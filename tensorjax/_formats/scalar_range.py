@@ -50,7 +50,7 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
 
 
 def on_one_cpu(value: Any) -> bool:
-    """Whether a concrete JAX array, of a scalar or of a tensor, lies on a single CPU device."""
+    """Whether a computed scalar, or an array, lies on one CPU, so that its range may be checked."""
     if _placement._is_alone():
         return True
     devices = value.devices()

@@ -19,7 +19,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Checks the option ``init`` of a layer's weight, "normal" or "orthogonal"."""
+    """Checks the option ``init``, the initialisation of a weight, "normal" or "orthogonal"."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init
@@ -158,7 +158,7 @@ def _shaped(
     folds: tuple[_Fold, ...] | None,
     dtype: Any,
 ) -> list[jax.Array]:
-    """Draws a layer's initial arrays: normal or orthogonal, scaled to a given variance."""
+    """Draws initial arrays of a weight: normal or orthogonal, scaled to a given variance."""
     parts = _parts(draw, shapes)
     if folds is not None:
         parts = _orthonormal(parts, folds)

@@ -214,7 +214,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter that an array of an optimiser's state belongs to, by its path."""
+    """Finds the parameter of an array of an optimiser's state that is to be shrunk, by its path."""
     found = parameter_of(path, known)
     if found is not None:
         return found

@@ -70,7 +70,7 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
 
 
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
-    """Stores an exported dense layer's certificate: the rounding error of its weight.
+    """Certifies an exported dense layer's exact weight: stores its rounding error.
 
     Args:
       new: the dense layer.

@@ -121,7 +121,7 @@ def is_random(layer: Any) -> bool:
 
 
 def error_bound(layer: Any, rank: int) -> float | None:
-    """Bounds the squared relative error of a dense layer as a train in the shapes by default.
+    """Bounds a candidate's squared relative error: a train in default shapes for a dense layer.
 
     Args:
       layer: as of `candidates`, or `flax.nnx.LinearGeneral`; linear ones become TT-matrices.
@@ -142,7 +142,7 @@ def error_bound(layer: Any, rank: int) -> float | None:
 
 
 def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
-    """Returns a dense layer's weights as matrices, one for each copy of a stack.
+    """Returns a dense layer's weights as matrices, one for each copy of a stack, for candidates.
 
     Returns:
       (the weights, their shape, modes of a convolution's rows and columns or None).

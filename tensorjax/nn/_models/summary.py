@@ -109,12 +109,12 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a Flax NNX model."""
+    """Counts the parameters of a Flax NNX model, the total of its summary."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def certificates(model: object) -> dict[str, Certificate]:
-    """Returns the error certificates of a model's converted layers, by their paths.
+    """Summarises errors of a model's converted layers: returns their certificates by path.
 
     After `tensorize` they are the errors of the truncations, after `detensorize` those of rounding
     the dense weights to their dtype. They are of the moment of

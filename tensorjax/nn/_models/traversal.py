@@ -101,7 +101,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Lists the sets of layers that share a parameter and are to be replaced by tensorised ones.
+    """Lists sets of tied layers, which share a parameter, that are to be replaced in a model.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -131,7 +131,7 @@ def ties(model: Any, found: Found) -> list[Tie]:
 
 
 def _form(layer: Any) -> tuple[Any, ...]:
-    """Returns a layer's type and sizes, which must be equal for layers that share a weight."""
+    """Returns a layer's type and sizes, which must be equal for tied layers."""
     sides = ("in_features", "out_features", "num_embeddings", "features", "padding_idx", "axis")
     return (type(layer), *(getattr(layer, side, None) for side in sides))
 

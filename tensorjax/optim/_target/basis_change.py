@@ -180,7 +180,7 @@ def _groups(
     moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool],
     members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
-    """Groups tensorised layers whose bond bases change in one loop, by dtypes and shapes.
+    """Groups layers for a change of basis in one loop, by dtypes and shapes.
 
     Returns:
       (kind, positions of the layers) of each group.
@@ -341,7 +341,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _as(new: jax.Array, old: Any) -> jax.Array:
-    """Casts a transformed array to the dtype and sharding that it had before."""
+    """Casts an array after a change of basis to the dtype and sharding that it had before."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return like(new, old)

@@ -65,7 +65,7 @@ class Train:
 
 
 class Cut(NamedTuple):
-    """Pruning decision on the gates of all layers, as matrices with one row per bond.
+    """Pruning decision on gates of trains whose bases change, as matrices with one row per bond.
 
     Attributes:
       gates: (bonds, most entries), moves of the gates.
@@ -338,12 +338,12 @@ class Trains:
 
 
 def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    """Casts slices of padded arrays to their own dtypes: gates are real among complex cores."""
+    """Casts slices of padded trains' arrays to their own dtypes: real gates, complex cores."""
     return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
 
 
 def _padded(flat: jax.Array, sizes: list[tuple[int, ...]], shape: tuple[int, ...]) -> jax.Array:
-    """Pads arrays, joined to one vector, by zeros to one shape: (arrays, …).
+    """Pads arrays of trains, joined to one vector, by zeros to one shape: (arrays, …).
 
     By computed positions: padded one by one they would be a kernel to compile for every shape.
     """

@@ -179,7 +179,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to all entries of a tensor train of NumPy cores."""
+    """Adds a constant to all entries of a train of NumPy cores, in the search for its extrema."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -193,7 +193,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a tensor train for entries of large magnitude, by beam searches from both ends."""
+    """Searches a tensor train for extrema in magnitude, by beam searches from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -201,7 +201,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a tensor train for large entries by a beam search from left to right."""
+    """Searches a tensor train for extrema by a beam search from left to right."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -237,7 +237,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Climbs to a local maximum of a tensor train's entries by changes of one index at a time."""
+    """Climbs to an extremum of a tensor train's entries by changes of one index at a time."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -108,17 +108,17 @@ class Approximation:
         return self.options.like_exact(self.estimate.error)
 
     def current(self) -> Cores:
-        """Returns the cores of the train that a running cross approximation has now."""
+        """Returns the cores of the train in the state of a running cross approximation."""
         return self.finish(self.sets.cores())
 
     # Start ---------------------------------------------------------------------------------------
 
     def rescale(self) -> None:
-        """Discards index sets and error of a cross approximation after f was rescaled."""
+        """Discards index sets and error in the state of `cross` after f was rescaled."""
         self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
 
     def look(self) -> None:
-        """Searches a nonzero value of f to start `cross` from: at given pivots, or at random."""
+        """Searches a nonzero value of f to start a cross approximation from, given or random."""
         if self._pivots is not None:
             self.oracle.points(self._pivots)
         most = self.options.most_random
@@ -171,7 +171,7 @@ class Approximation:
         return np.concatenate([first[i], others[j]])
 
     def offer(self, points: np.ndarray, values: np.ndarray, threshold: float | None = None) -> int:
-        """Adds entries with large residuals as pivots of a cross approximation; counts them."""
+        """Adds entries with large residuals to the pivots of a running cross approximation."""
         sets, threshold = self.sets, self.threshold if threshold is None else threshold
         if len(self.oracle.shape) > points.shape[1]:
             component = np.abs(entries(self.current(), points) - values).argmax(axis=1)
@@ -185,7 +185,7 @@ class Approximation:
     # Error ---------------------------------------------------------------------------------------
 
     def _floor(self) -> float:
-        """Returns the magnitude of roundoff in the values of f, for cross approximation."""
+        """Returns the magnitude of roundoff in values of f, for the state of `cross`."""
         values = float(np.finfo(self.oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self.oracle.largest
@@ -196,7 +196,7 @@ class Approximation:
         return max(self._floor(), part * self.options.tol * self.held.rms)
 
     def measure(self, *, follow: bool = True) -> Estimate:
-        """Estimates the error of a cross approximation's train, and stores the best train."""
+        """Estimates the error of a running `cross`, and stores the best train in its state."""
         cores = self.current()
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -213,7 +213,7 @@ class Approximation:
         return estimate
 
     def measured_anew(self) -> Estimate:
-        """Estimates a cross approximation's error again after its held-out entries changed."""
+        """Updates the error in the state of `cross` after its held-out entries changed."""
         self.estimate = UNKNOWN
         return self.measure()
 
@@ -222,7 +222,7 @@ class Approximation:
         return self.measured_anew().bound <= self.options.tol
 
     def settle(self, *, more: bool) -> None:
-        """Estimates the final error of a cross approximation that did not converge.
+        """Estimates the final error in the state of a cross approximation that did not converge.
 
         Args:
           more: whether f may be evaluated at as many held-out entries as were asked for.
@@ -292,7 +292,7 @@ class Approximation:
         return self.options.search > 0 and few and elements <= _MOST_ELEMENTS
 
     def whole(self) -> Status:
-        """Evaluates all entries of a tensor and decomposes it by TT-SVD, in place of `cross`."""
+        """Evaluates all entries of a tensor: its TT-SVD becomes the state of `cross`."""
         self.held.read_all()
         values = self.held.values.reshape(self.oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -312,7 +312,7 @@ class Approximation:
         return "zero"
 
     def ended(self, status: Status, *, measured: bool = True) -> Status:
-        """Ends a cross approximation that can evaluate f no more, with its best tensor train.
+        """Ends a cross approximation that can evaluate f no more, with its state's best train.
 
         Args:
           measured: whether the present train is tried too: not if its index sets may be halves.

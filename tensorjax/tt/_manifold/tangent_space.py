@@ -356,7 +356,7 @@ def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
 
 @placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
-    """Takes a step x + step·ξ along a tangent vector, rounded to the TT-ranks of x by SVD."""
+    """Takes a step x + step·ξ in the tangent space, and retracts it to the TT-ranks of x by SVD."""
     return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
 
 

@@ -257,7 +257,7 @@ def _between_levels(values: np.ndarray) -> float:
 
 
 def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
-    """Estimates the error of a quadrature rule from random points between its nodes."""
+    """Estimates an integral's error from random points between the quadrature nodes."""
     if problem.nodes.interpolated is None:
         return 0.0
     shares = rng.random((count, len(problem.ends)))

@@ -210,7 +210,7 @@ def _normalized(t: TT, *what: str) -> TT:
 def mass_is_positive(
     sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
 ) -> None:
-    """Raises ValueError, before sampling, if a density has no positive sum; NaN if traced."""
+    """Raises ValueError if a density has no positive sum; NaN if traced."""
     if _check.is_traced(sign) or sign > 0:
         return
     got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"
@@ -219,7 +219,7 @@ def mass_is_positive(
 
 
 def is_real(t: TT) -> None:
-    """Raises TypeError if a tensor train given as a density, to draw samples from, is complex."""
+    """Raises TypeError if a tensor train given as a probability density is complex."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TypeError(
             f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
@@ -228,7 +228,7 @@ def is_real(t: TT) -> None:
 
 
 def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
-    """Sums a density's train over all modes right of each bond, to draw samples.
+    """Sums a density's train over all modes right of each bond.
 
     Returns:
       Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they
@@ -249,6 +249,6 @@ def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
 
 
 def near_one(t: TT) -> TT:
-    """Scales a train's cores near one by powers of two; the normalised density is the same."""
+    """Scales the cores of a density near one by powers of two; once normalised it is the same."""
     real = linalg.factor_dtype(t.dtype)
     return TT._unchecked(tuple(in_range(c.astype(real)).astype(c.dtype) for c in t.cores))

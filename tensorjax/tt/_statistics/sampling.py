@@ -77,7 +77,7 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
 
 
 def _sample_by_sums(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
-    """Samples multi-indices i of a tensor train with density t_i / Σ t; also returns sign(Σ t)."""
+    """Samples multi-indices i of a train with probability t_i / Σ t; returns sign(Σ t) too."""
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)

@@ -210,7 +210,7 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
 
 
 def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
-    """Returns how many leading modes the first cut of a TT-SVD should merge, to be fastest."""
+    """Returns how many leading modes the first cut of `from_dense` should merge, to be fastest."""
     bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
 
     def seconds(lead: int) -> float:

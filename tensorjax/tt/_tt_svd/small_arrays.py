@@ -104,7 +104,7 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
 
 @functools.lru_cache(maxsize=4096)
 def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
-    """Returns how many leading modes a small TT-SVD cuts by a single Gram matrix."""
+    """Returns how many leading modes of a small array TT-SVD cuts by a single Gram matrix."""
     rows, count = left * modes[0], 1
     for n in modes[1:-1]:
         if rows * n > _JOINED or (rows * n) ** 2 > size:

@@ -96,7 +96,7 @@ def _boxed(grid: QuanticsGrid, low: Sequence[float], high: Sequence[float], dtyp
 
 
 def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
-    """Returns the index of the first point ≥ x on a quantics grid; base^bits if none is."""
+    """Returns the first index at which a step function is 1: of the first point ≥ x of a grid."""
     low, h, count = grid.low[dim], grid.spacing[dim], sizes_of(grid)[dim]
     if x <= low or x == -math.inf:
         return 0
@@ -175,7 +175,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:
-    """Checks the end of an indicator's box: one concrete number per dimension of the grid."""
+    """Checks an end of a box indicator: one concrete number per dimension of the quantics grid."""
     given = [value] * grid.dims if np.ndim(value) == 0 else list(value)
     if len(given) != grid.dims:
         raise ValueError(f"{name}: expected one number or {grid.dims}, got {value!r}")
