@@ -101,7 +101,7 @@ ELSEWHERE = {
     "_version_report.py": "a report",
     "_placement.py": "where results are put",
     "_transfer.py": "where constants are made, which are the same",
-    "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",
+    "_formats/overflow_checks.py": "no program waits for an accelerator's scalar to be looked at",
     "_formats/random_arrays.py": "how random arrays are made, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",

@@ -232,7 +232,7 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
+    """Scales the matrix that a sweep of tangent vectors carries to the next core to near one."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -240,7 +240,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns after which cores of a train a sweep must rescale the matrix that it carries.
+    """Returns after which cores a sweep must scale the matrix that it carries again.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

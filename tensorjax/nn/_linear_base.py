@@ -189,7 +189,7 @@ class TensorLinear(TensorLayer):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Multiplies rows (b, N) by a tensorised weight in the planned contraction order."""
+        """Multiplies rows (b, N) by a tensorised linear layer's weight in planned order."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features

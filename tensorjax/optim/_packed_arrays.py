@@ -106,7 +106,7 @@ Shape = tuple[int, ...]
 
 
 class Counters(NamedTuple):
-    """Scalars 0, 1, … that XLA cannot fold as constants, to slice equal pieces by one kernel.
+    """Scalars 0, 1, … that XLA cannot fold as constants, to slice packed arrays by one kernel.
 
     Attributes:
       values: of unsigned integers, so that JAX does not look for negative ones.
@@ -116,7 +116,7 @@ class Counters(NamedTuple):
 
     @classmethod
     def below(cls, count: int) -> "Counters":
-        """Creates ``count`` scalars that XLA cannot fold; not inside `lax.cond`, where it would."""
+        """Creates ``count`` scalars by which to slice packed arrays; not inside `lax.cond`."""
         values = tuple(jnp.asarray(n, jnp.uint32) for n in range(count))
         return cls(jax.lax.optimization_barrier(values)) if values else cls(values)
 

@@ -111,7 +111,7 @@ from tensorjax.tt._rounding.singular_values import singular_values
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sampling import sample
-from tensorjax.tt._statistics.sobol import (
+from tensorjax.tt._statistics.sobol_and_variance_components import (
     dimension_distribution,
     mean_dimension,
     sobol,

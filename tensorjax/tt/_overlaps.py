@@ -13,7 +13,7 @@ from tensorjax import _blas_threads, _native, linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.scalar_range import Powers, power_of_ten
+from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.conditions import MOST_SINGLE

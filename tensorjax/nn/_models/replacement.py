@@ -84,7 +84,7 @@ def _single(
 
 
 def _as_fresh(new: Any, layer: Any) -> Any:
-    """Rescales a layer converted from random weights to their norm, with gates of one.
+    """Rescales a replacement made from random weights to their norm, with gates of one.
 
     Of a flat spectrum a truncation keeps what the first ranks hold of the norm, a third of it at
     tenfold compression. Layer on layer outputs and gradients would shrink by such factors.

@@ -69,7 +69,7 @@ def named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 
 class Totals:
-    """Parameter counts of a model as functions of one rank for all layers.
+    """Parameter counts, for size allocation, of a model as functions of one rank for all layers.
 
     Attributes:
       own: layers to choose for, one of every tied set, with path and spec.
@@ -96,7 +96,7 @@ class Totals:
         return min(self._known[key], 0) if spec is AUTO else self._known[key]
 
     def total(self, rank: int) -> int:
-        """Counts the parameters of the model with all these layers at some rank."""
+        """Counts, for size allocation, the model's parameters if all layers have some rank."""
         return self.rest + sum(self.gain(k, rank) for k in range(len(self.own)))
 
 
@@ -170,7 +170,7 @@ def filled(
 
 
 def check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
-    """Raises ValueError if a model with the smallest ranks has more than ``most`` parameters."""
+    """Raises ValueError if no size allocation, even at smallest ranks, is within ``most``."""
     if least <= most:
         return
     asked = f"size: expected at least {least:,} parameters"

@@ -63,13 +63,13 @@ def summary(model: object) -> str:
 
 
 def _weights(layer: Any) -> set[int]:
-    """Returns the ids of a layer's parameters without its bias, to recognise tied layers."""
+    """Returns the ids of a layer's parameters without bias, so that a summary knows tied layers."""
     nodes = nnx.iter_graph(layer)
     return {id(v) for path, v in nodes if isinstance(v, nnx.Param) and path[-1] != "bias"}
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns the numbers of rows and columns of a layer's weight, and the length of its bias."""
+    """Returns rows and columns of a layer's weight, and the length of its bias, for a summary."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
@@ -80,7 +80,7 @@ def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
 
 
 def _folds(layer: Any) -> tuple[str, str]:
-    """Formats mode sizes and ranks of a layer as text; empty for a dense layer."""
+    """Formats mode sizes and ranks of a layer for a summary; empty for a dense layer."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
     elif isinstance(layer, TensorConv):

@@ -11,7 +11,7 @@ from tensorjax.nn._specs import Spec
 
 
 def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Lists every module of a Flax NNX model, by identity, with all paths that lead to it."""
+    """Traverses a Flax NNX model: lists every module, by identity, with all paths to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -26,7 +26,7 @@ def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields a Flax NNX module's direct submodules, with paths, also from lists and dicts."""
+    """Traverses a Flax NNX module's direct submodules, with paths, also from lists and dicts."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value

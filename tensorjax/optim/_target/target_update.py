@@ -85,7 +85,7 @@ class TargetStep(Step):
 
     @property
     def gate_size(self) -> float:
-        """Parameters that a nonzero rank gate adds to the model size: 1, or 0 if not counted."""
+        """Parameters that a nonzero gate adds to the size in an update to a target: 1 or 0."""
         return float(self.options.compress_to is not None)
 
 
@@ -143,7 +143,7 @@ def towards_target(
 
 
 def _cuts_of(options: Options, layout: Layout, stacks: Stacks | None, given: Any) -> Any:
-    """Returns `_cut_if` with options and layers bound; jitted if the arrays are not traced.
+    """Returns `_cut_if`, the update to a target, with options bound; jitted if not traced.
 
     Operation by operation, its conditions would be compiled anew in every update. The inner
     optimiser is not in it: it may be one that reads its arrays.
@@ -167,7 +167,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Judges the last rank cut, then cuts ranks and changes bond bases if the schedule says so."""
+    """Judges the last rank cut, then cuts towards the target and changes bases if scheduled."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)

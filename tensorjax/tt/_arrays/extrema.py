@@ -55,7 +55,7 @@ def argmax(
 def argmax(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the largest entry of a real tensor train: value, multi-index and certificate.
+    """Finds the largest entry (extremum) of a real train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -95,7 +95,7 @@ def argmin(
 def argmin(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the smallest entry of a real tensor train: value, multi-index and certificate.
+    """Finds the smallest entry (extremum) of a real train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -120,7 +120,7 @@ def argmin(
 
 
 class _Found(NamedTuple):
-    """Candidates for a tensor train's largest entry, and a bound on all other entries."""
+    """Candidates for the extremum of a train's entries, and a bound on all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -227,7 +227,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Improves candidates for a train's largest entry by mode-wise ascent; returns the best."""
+    """Improves candidates for a train's extremum by mode-wise ascent; returns the best."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())

@@ -12,7 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_mode, times_right, weighted_sum
 from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._formats.scalar_range import Powers, held
+from tensorjax._formats.overflow_checks import Powers, held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

@@ -325,7 +325,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Fits a train of fixed TT-ranks to samples; returns the best iterate and why it ended."""
+        """Completes a tensor at fixed TT-ranks; returns the best iterate and why it ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)

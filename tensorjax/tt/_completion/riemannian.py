@@ -23,7 +23,7 @@ from tensorjax.tt._rounding.orthogonalize import are_small, orthogonal_cores
 
 
 def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
-    """Generates iterates of a tensor completion by conjugate gradients at fixed TT-ranks.
+    """Generates iterates of completion by Riemannian conjugate gradients at fixed TT-ranks.
 
     Polak–Ribière directions, transported by projection; a step is the minimiser along its direction
     in the tangent space, and is rounded to the ranks.
@@ -73,7 +73,7 @@ def _frame(cores: Cores) -> tuple[Frame, Any]:
 
 
 def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies the cores left and right of each mode at a completion's samples: L_i and R_i."""
+    """Multiplies cores left and right of each mode at samples, for Riemannian completion."""
     ones = np.ones((len(seen.values), 1), seen.values.dtype)
     lefts, rights = [ones], [ones]
     for u, rows in zip(at.left, seen.rows, strict=False):

@@ -246,7 +246,7 @@ class Approximation:
 
     @property
     def readable(self) -> bool:
-        """Whether to evaluate a small tensor in full, in place of cross approximation."""
+        """Whether, in the state of `cross`, a small tensor is to be evaluated in full."""
         if self.one_read:
             return self.small
         elements = self.held.size * self.held.values.shape[1]
@@ -254,13 +254,13 @@ class Approximation:
 
     @property
     def small(self) -> bool:
-        """Whether evaluating a tensor in full costs no more than a `cross` that finds nothing."""
+        """Whether, in this state, a full evaluation costs no more than a `cross` without result."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
     @property
     def payable(self) -> bool:
-        """Whether the budget allows evaluations of all entries that are not known."""
+        """Whether, in this state, the budget of `cross` allows to evaluate all entries left."""
         size, oracle = self.held.size, self.oracle
         # A cache that is too small for all forgets known ones while the others are evaluated.
         known = oracle.remembered if oracle.holds(size) else 0
@@ -268,7 +268,7 @@ class Approximation:
 
     @property
     def affordable(self) -> bool:
-        """Whether a tensor may be evaluated in full where the search of `cross` fails."""
+        """Whether, in the state of a failed `cross`, to evaluate the tensor in full."""
         budget, size = self.options.budget, self.held.size
         most = budget if math.isfinite(budget) else _MOST_READ
         elements = size * self.held.values.shape[1]
@@ -276,12 +276,12 @@ class Approximation:
 
     @property
     def half_read(self) -> bool:
-        """Whether half of a tensor is evaluated, so that `cross` may evaluate the rest too."""
+        """Whether, in the state of `cross`, half of a tensor is read, so that all may be."""
         return self._known(_HALF)
 
     @property
     def quarter_read(self) -> bool:
-        """Whether a quarter of a small tensor is evaluated: too much for low ranks in `cross`."""
+        """Whether, in the state of `cross`, a quarter of a small tensor is evaluated."""
         return self.held.size <= _FEW_ENTRIES and self._known(_QUARTER)
 
     def _known(self, part: int) -> bool:
@@ -327,14 +327,14 @@ class Approximation:
         return status
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant train, with one value per component of the function."""
+        """Returns a constant train's cores for the state of `cross`, a value a component."""
         ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant tensor train of f's mean over samples, and its estimated error."""
+        """Returns a constant train as a state of `cross`: f's mean over samples, and its error."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self.finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)

@@ -78,7 +78,7 @@ class Evaluations:
         return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def places(self, keys: list[int]) -> np.ndarray:
-        """Finds the positions of multi-index keys in `cross`'s record of values; −1 if absent."""
+        """Finds positions of multi-index keys in `cross`'s record of function calls, or −1."""
         return np.array([self._places.get(key, -1) for key in keys], np.int64)
 
     def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
@@ -249,7 +249,7 @@ def _bucket(count: int) -> int:
 
 
 def _of_executor(error: Exception) -> bool:
-    """Whether an error came from an executor: a dead worker, or an object it cannot pickle."""
+    """Whether an error in calls of f came from an executor: a dead worker, or no pickling."""
     if isinstance(error, BrokenExecutor | CancelledError | pickle.PicklingError):
         return True
     unsent = isinstance(error, AttributeError | TypeError) and "pickle" in str(error)

@@ -267,7 +267,7 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Computes the error of a cross interpolation at entries (i, j) of a bond's unfolding."""
+        """Computes the error at entries (i, j) of the interpolation at a bond's greedy pivots."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
@@ -296,12 +296,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Bounds the roundoff in the residual of a cross interpolation at entry (i, j)."""
+        """Bounds the roundoff in the residual at entry (i, j) of greedy pivots' interpolation."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates column j of a tensor's unfolding: returns its values and its residuals."""
+        """Evaluates column j of an unfolding for greedy pivots: its values and its residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -309,7 +309,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates row i of a tensor's unfolding: returns its values and its residuals."""
+        """Evaluates row i of an unfolding for greedy pivots: returns its values and residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:

@@ -263,7 +263,7 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def exact(self, cores: Cores) -> bool:
-        """Whether a tensor train equals f up to roundoff at every random entry, small or large.
+        """Whether a train equals f up to roundoff at every random held-out entry, small or large.
 
         Then it has found all of f that has a tail: another peak, as small as the one found, would
         be far above the roundoff of the small values that random entries meet.

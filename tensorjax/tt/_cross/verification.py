@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def _least(self) -> float:
-        """Smallest error of one entry that refutes a cross approximation's estimated error.
+        """Smallest error of one entry by which verification of `cross` refutes its error.
 
         If few entries carry the norm of f, less at one of them is above the tolerance already.
         """

@@ -319,7 +319,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """Projects x + ξ back to trains of fixed ranks by a projector-splitting retraction."""
+    """Retracts x + ξ in the tangent space to fixed ranks by projector splitting."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)
@@ -345,7 +345,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds arrays a·2^p + b·2^q in the retraction of a train, as mantissa and exponent."""
+    """Adds a·2^p + b·2^q in a retraction from the tangent space, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

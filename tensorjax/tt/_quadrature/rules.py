@@ -63,7 +63,7 @@ class Rule(NamedTuple):
         return max(min(self._by_series(v[:, None]), self._by_order(v[:, None])) for v in columns)
 
     def _by_power(self, columns: np.ndarray) -> bool:
-        """Whether a Legendre series decays at least by a power of the degree, up to its end."""
+        """Whether a quadrature rule's Legendre series decays at least by a power of the degree."""
         c, n = np.abs(self.series @ columns), len(self.nodes)
         if not c.any():
             return False

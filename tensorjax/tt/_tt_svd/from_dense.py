@@ -114,7 +114,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether a train found by TT-SVD approximates x · 2^exponent to a relative error."""
+    """Whether the train that `from_dense` found approximates x · 2^exponent to a relative error."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))

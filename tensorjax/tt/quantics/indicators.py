@@ -137,7 +137,7 @@ def _digits(base: int, bits: int, index: int) -> list[int]:
 
 
 def delta(grid: QuanticsGrid, x: float | Sequence[float], *, dtype: DTypeLike | None = None) -> TT:
-    """Constructs the train that is 1 at the grid point nearest to x and 0 elsewhere; ranks one.
+    """Constructs the indicator of the grid point nearest to x, 1 there and 0 elsewhere; ranks one.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`.
