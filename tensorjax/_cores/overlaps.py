@@ -18,7 +18,7 @@ def bond_overlap(x: Any, y: Any) -> Any:
 
 
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
-    """Computes ‖x − y‖ of two trains from their cores or overlaps, as (m, e) with value m·2^e."""
+    """Computes ‖x − y‖ of trains from cores, not from overlaps, as (m, e) with value m·2^e."""
     xp = np if is_host(xs[0]) else jnp
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
     exponents = [0, 0]

@@ -87,7 +87,7 @@ class Totals:
         self._known: dict[Any, int] = {}  # layers alike count alike
 
     def gain(self, place: int, rank: int) -> int:
-        """Counts the parameters that a layer of some rank has beyond the dense one."""
+        """Counts, for size allocation, a layer's parameters at some rank beyond the dense one."""
         layer, path, spec = self.own[place]
         key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
         if key not in self._known:

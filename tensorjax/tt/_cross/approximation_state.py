@@ -82,29 +82,29 @@ class Approximation:
 
     @property
     def sets(self) -> Sets:
-        """Index sets (pivots) from which the tensor train of a cross approximation is built."""
+        """Index sets (pivots) in the state of `cross`, from which its train is built."""
         if self._sets is None:
             raise RuntimeError("no index sets before the start")
         return self._sets
 
     @property
     def warm(self) -> bool:
-        """Whether a cross approximation starts from a given tensor train."""
+        """Whether the state of `cross` starts from a given tensor train."""
         return self._x0 is not None
 
     @property
     def given(self) -> bool:
-        """Whether a cross approximation starts from a given tensor train or from given pivots."""
+        """Whether the state of `cross` starts from a given tensor train or from given pivots."""
         return self._x0 is not None or self._pivots is not None
 
     @property
     def jumps(self) -> bool:
-        """Whether the function of a cross approximation seems to have jumps (discontinuities)."""
+        """Whether, in the state of `cross`, the function seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
     @property
     def like_exact(self) -> bool:
-        """Whether a cross approximation's error is as far below tolerance as if it were exact."""
+        """Whether the error in the state of `cross` is as small as if the train were exact."""
         return self.options.like_exact(self.estimate.error)
 
     def current(self) -> Cores:
@@ -128,7 +128,7 @@ class Approximation:
             self.held.extend(min(self.held.uniform, most - self.held.uniform))
 
     def start(self) -> bool:
-        """Builds the first index sets of a cross approximation at a large entry of f.
+        """Builds the first state of `cross`: index sets at a large entry of f.
 
         Returns:
           Whether that led anywhere: it does not if x0 or the pivots are where f is zero.
@@ -160,7 +160,7 @@ class Approximation:
         return True
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the entry where a cross approximation starts: the largest near given pivots."""
+        """Returns the entry where the state of `cross` starts: the largest near given pivots."""
         if not offers:
             return point
         oracle = self.oracle
@@ -218,7 +218,7 @@ class Approximation:
         return self.measure()
 
     def holds(self) -> bool:
-        """Whether a cross approximation meets its tolerance at changed held-out entries."""
+        """Whether the state of `cross` meets the tolerance at changed held-out entries."""
         return self.measured_anew().bound <= self.options.tol
 
     def settle(self, *, more: bool) -> None:
@@ -285,7 +285,7 @@ class Approximation:
         return self.held.size <= _FEW_ENTRIES and self._known(_QUARTER)
 
     def _known(self, part: int) -> bool:
-        """Whether 1/``part`` of a tensor is evaluated, and the budget of `cross` has the rest."""
+        """Whether, in the state of `cross`, 1/``part`` of a tensor is read, the rest payable."""
         size = self.held.size
         few = size <= part * self.oracle.remembered and self.payable
         elements = size * self.held.values.shape[1]

@@ -63,7 +63,7 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """Ratio of the longest mode to a digit's, by which `cross` shortens searches at jumps."""
+        """Ratio of the longest mode to a digit's, by which searches for errors are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
@@ -201,7 +201,7 @@ class GlobalSearch:
     def worst_tops(
         self, cores: Cores, points: np.ndarray, count: int, *, relative: bool = False
     ) -> np.ndarray:
-        """Finds local maxima of a train's error |f − t| by mode-wise ascent.
+        """Searches local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
           points: to start from, the most promising first.

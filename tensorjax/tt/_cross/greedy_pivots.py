@@ -196,7 +196,7 @@ class Sets:
     def _probes(
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws random entries of a bond's unfolding, off rows and columns of `cross`'s pivots."""
+        """Draws random entries of a bond's unfolding, off rows and columns of greedy pivots."""
         i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
@@ -272,12 +272,12 @@ class _Block:
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates residuals of a cross interpolation at entries (i, j) after a new pivot."""
+        """Updates residuals at entries (i, j) after a new greedy pivot."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a cross interpolation's pivot in column j or row i, unless the residual is small."""
+        """Adds a greedy pivot in column j or row i, unless the residual is small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
