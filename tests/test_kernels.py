@@ -28,7 +28,7 @@ from tensorjax.tt import _inner_products, _overlaps, _products, _products_on_hos
 from tensorjax.tt._arrays import mode_products, reshaping
 from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._rounding import round as rounding
-from tensorjax.tt._statistics import born_sampling
+from tensorjax.tt._statistics import sampling
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _rounding as tucker_rounding
 from tensorjax.tucker._decompositions import hosvd
@@ -101,7 +101,7 @@ ELSEWHERE = {
     "_version_report.py": "a report",
     "_placement.py": "where results are put",
     "_transfer.py": "where constants are made, which are the same",
-    "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",
+    "_formats/overflow_checks.py": "no program waits for an accelerator's scalar to be looked at",
     "_formats/random_arrays.py": "how random arrays are made, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
@@ -299,7 +299,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.sample": (
         lambda g: tt.sample(jax.random.key(3), g.x, 4),
-        (born_sampling, "_on_host"), (born_sampling, "_sample"), SINGLE,
+        (sampling, "_on_host"), (sampling, "_sample"), SINGLE,
     ),
     "mera.norm": (
         lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,

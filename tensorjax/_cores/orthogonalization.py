@@ -12,13 +12,13 @@ from tensorjax.linalg._qr import qr, triangle
 
 
 def left_qr(core: Any) -> tuple[Any, Any]:
-    """Factorises a core by QR of its left unfolding: returns a left-orthogonal core and R."""
+    """Orthogonalises a core from the left by QR: returns a left-orthogonal core and R."""
     q, r = qr(tall(core))
     return q.reshape(*core.shape[:-1], -1), r
 
 
 def right_lq(core: Any) -> tuple[Any, Any]:
-    """Factorises a core by LQ of its right unfolding: returns L and a right-orthogonal core."""
+    """Orthogonalises a core from the right by LQ: returns L and a right-orthogonal core."""
     q, r = qr(adjoint(wide(core)))
     return adjoint(r), adjoint(q).reshape(-1, *core.shape[1:])
 
@@ -53,5 +53,5 @@ def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
 
 
 def short(a: Any) -> Any:
-    """Replaces a tall unfolding by its QR triangle, which has the same Gram matrix."""
+    """Replaces a tall unfolding by R of its orthogonalisation by QR, of the same Gram matrix."""
     return triangle(a) if a.shape[0] > a.shape[1] else a

@@ -18,7 +18,7 @@ def bond_overlap(x: Any, y: Any) -> Any:
 
 
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
-    """Computes the distance ‖x − y‖ of two trains from their cores, as (m, e) with value m·2^e."""
+    """Computes ‖x − y‖ of trains from cores, not from overlaps, as (m, e) with value m·2^e."""
     xp = np if is_host(xs[0]) else jnp
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
     exponents = [0, 0]
@@ -44,7 +44,7 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
 
 
 def overlap(x: Cores, y: Cores) -> Any:
-    """Computes the inner product ⟨x, y⟩ of two trains of host cores, without scaling."""
+    """Computes the overlap ⟨x, y⟩ of two trains of host cores, without scaling."""
     e = np.ones((1, 1), x[0].dtype)
     for c, d in zip(x, y, strict=True):
         e = bond_overlap(c, absorb(e, d))
@@ -52,7 +52,7 @@ def overlap(x: Cores, y: Cores) -> Any:
 
 
 def distance(x: Cores, y: Cores) -> float:
-    """Computes the distance ‖x − y‖ of two trains of host cores by QR, without any scaling."""
+    """Computes the distance ‖x − y‖ of two trains of host cores by QR, not from overlaps."""
     # As `difference`, without its scaling, which would take two thirds of the time for small cores:
     # residuals of solvers are measured in every step.
     f = np.ones((2, 1), x[0].dtype)

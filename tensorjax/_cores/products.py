@@ -137,7 +137,7 @@ def _blocks(cores: Cores) -> Any:
 
 
 def is_in_range(array: Any, matrix: Any) -> bool:
-    """Whether a concrete array on a CPU, and its product with a matrix, are known to be in range.
+    """Whether a product of a concrete array on a CPU with a matrix is known to be in range.
 
     False for traced arrays and for those elsewhere, which are not looked at.
     """
@@ -149,7 +149,7 @@ def is_in_range(array: Any, matrix: Any) -> bool:
 
 
 def times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times, name: str) -> Cores:
-    """Multiplies one of the arrays that a tensor is the product of by a matrix, in range.
+    """Multiplies an array, one of those whose product a tensor is, by a matrix, in range.
 
     What this array cannot hold all of them share.
 
@@ -195,7 +195,7 @@ def _times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times) -
 
 
 def _is_in_use(array: Any) -> bool:
-    """Whether a concrete array is finite and not zero."""
+    """Whether a concrete factor of a product is finite and not zero."""
     host = np.asarray(array)
     return bool(np.isfinite(host).all() and host.any())
 

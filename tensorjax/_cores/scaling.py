@@ -65,7 +65,7 @@ def cast(cores: Cores, exponent: int, dtype: Any, refused: str) -> Cores:
 
 
 def evenly(exponent: int, count: int) -> list[int]:
-    """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
+    """Splits an exponent of two, to scale cores, into nearly equal integers, one for each."""
     # The remainder of one core alone might be out of range in trains of more cores than the dtype
     # has powers of two.
     share, rest = divmod(exponent, count)
@@ -96,7 +96,7 @@ def cast_in_range(cores: Sequence[Any], dtype: Any, **copy: bool) -> Cores:
 
 
 def computed_once(exponent: Any) -> jax.Array:
-    """Makes XLA compute a traced exponent once, not again for each core that it scales.
+    """Makes XLA compute the exponent that scales cores once, not again for each of them.
 
     An exponent is a chain of sums over all cores. XLA fuses it into the program of each core that
     needs it, in spite of barriers, and takes minutes to compile hundreds of them; the result of a
@@ -232,7 +232,7 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
+    """Scales the matrix that a sweep of tangent vectors carries to the next core to near one."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -240,7 +240,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns after which cores of a train a sweep must rescale the matrix that it carries.
+    """Returns after which cores a sweep must scale the matrix that it carries again.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

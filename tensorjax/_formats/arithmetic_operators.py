@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
-from tensorjax._formats.array_protocol import (
+from tensorjax._formats.array_protocol_errors import (
     NoArray,
     asked_by_jax,
     is_scalar,
@@ -27,7 +27,7 @@ from tensorjax._formats.array_protocol import (
     package,
     unknown,
 )
-from tensorjax._formats.scalar_range import on_one_cpu
+from tensorjax._formats.overflow_checks import on_one_cpu
 from tensorjax._typing import DType, Scalar
 from tensorjax.linalg._powers_of_two import (
     exponent_of,
@@ -38,7 +38,7 @@ from tensorjax.linalg._powers_of_two import (
 
 
 class Scalable(NoArray):
-    """Base class of tensor formats that can be multiplied and divided by scalars."""
+    """Base class of tensor formats with operators ``*`` and ``/`` for scalars."""
 
     @property
     def dtype(self) -> DType:
@@ -79,7 +79,7 @@ class Scalable(NoArray):
 
 
 class Summable(Scalable):
-    """Base class of tensor formats that also support + and − with their kind and with scalars."""
+    """Base class of tensor formats with operators + and − too, for their kind and for scalars."""
 
     _namespace: ClassVar[Any]  # the module of its functions
 
@@ -111,7 +111,7 @@ class Summable(Scalable):
 
 
 class Multipliable(Summable):
-    """Base class of tensor formats that also support ``*`` with their kind, and powers."""
+    """Base class of tensor formats with operator ``*`` for their kind too, and for powers."""
 
     def __pow__(self, exponent: int) -> Self:
         number = whole_power(self, exponent)
@@ -178,7 +178,7 @@ def _is_zero(x: Any) -> bool:
 
 
 def promoted(dtype: Any, scalar: Any) -> Any:
-    """Returns the dtype of a tensor of any format times a scalar, by JAX's promotion rules."""
+    """Returns the dtype of a tensor of any format times a scalar, as operator ``*`` promotes."""
     held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
@@ -273,7 +273,7 @@ def _on_cpu(a: Any) -> bool:
 
 
 def _is_held(a: Any, exponent: int) -> bool:
-    """Whether an array is known to hold itself times 2^exponent: concrete, and on a CPU."""
+    """Whether an array is known to hold its product in an operator: concrete, and on a CPU."""
     if _check.is_traced(a) or not _on_cpu(a):
         return False
     host = np.asarray(a)
@@ -285,7 +285,7 @@ def _is_held(a: Any, exponent: int) -> bool:
 
 
 def _moved(a: Any, exponent: int) -> Any:
-    """Multiplies an array by 2^exponent where it holds the result; compiles nothing for it."""
+    """Multiplies an array by 2^exponent in an operator, where it holds the result."""
     most = exponents_held(a.dtype)[1] - 1
     while exponent:
         step = max(-most, min(most, exponent))
@@ -298,7 +298,7 @@ def _are_finite(arrays: Any) -> bool:
 
 
 def _have_vanished(before: Any, after: Any) -> bool:
-    """Whether arrays of a tensor became zero, of which none was: the tensor was not zero."""
+    """Whether an operator made arrays of a tensor zero, of which none was zero before."""
     some = [bool(np.asarray(a).any()) for a in after]
     return not all(some) and all(bool(np.asarray(a).any()) for a in before)
 
@@ -339,7 +339,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """Splits a scalar that multiplies or divides a tensor into m · 2^e, m in the dtype's range.
+    """Splits a scalar of an operator ``*`` or ``/`` into m · 2^e, m in the dtype's range.
 
     The exponent is zero but for numbers of Python and NumPy far from one, see `_range`: with the
     core that they multiply they may be out of range, or in it only with that, and XLA flushes
@@ -369,7 +369,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the least and largest scalar that goes into one array as it is, without a look.
+    """Returns the least and largest scalar that an operator multiplies into one array as it is.
 
     Roots of the least and largest normal number, for what is in the array comes to that: the norm
     of a whole train may be in one core, or beside cores of the opposite size.
@@ -383,7 +383,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """Divides a Python scalar that multiplies a tensor by 2^exponent; integers of any length."""
+    """Divides a Python scalar operand of an operator by 2^exponent; integers of any length."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 

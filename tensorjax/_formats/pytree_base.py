@@ -69,7 +69,7 @@ class FrozenPytree:
 
     @classmethod
     def _unchecked(cls, *values: Any) -> Self:
-        """Builds a tensor format from the values of its fields, without checks."""
+        """Builds a pytree, a tensor format, from the values of its fields, without checks."""
         self = object.__new__(cls)
         self.__dict__.update(zip(cls._fields, values, strict=True))
         return self
@@ -101,12 +101,12 @@ def serializable(
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtypes of a tensor format's leaves, which copies and pickles preserve."""
+    """Returns the dtypes of a tensor format's pytree leaves, which copies and pickles preserve."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 
 def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it."""
+    """Rebuilds a pytree of any format in `copy` and `pickle`; TypeError if JAX would round it."""
     made = kind._unchecked(*fields)
     for then, now in zip(dtypes, dtypes_of(made), strict=True):
         if then != now:
@@ -115,7 +115,7 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
 
 
 def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorates a tensor format's __repr__ or __str__ to list fields if leaves are no arrays.
+    """Decorates a pytree's __repr__ or __str__ to list its fields if leaves are no arrays.
 
     JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
     """

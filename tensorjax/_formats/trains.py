@@ -25,7 +25,7 @@ from tensorjax._formats.arithmetic_operators import (
     not_exact,
     whole_power,
 )
-from tensorjax._formats.array_protocol import is_scalar
+from tensorjax._formats.array_protocol_errors import is_scalar
 from tensorjax._formats.pytree_base import dtypes_of, rebuilt, serializable, shown
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 

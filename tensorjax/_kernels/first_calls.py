@@ -115,7 +115,7 @@ def first_projections(arrays: Arrays, facts: Facts) -> bool:
 
 
 def forget_first_calls() -> None:
-    """Resets, for tests, the counts of calls by which NumPy or a compiled program is chosen."""
+    """Resets, for tests, the counts of first calls, by which programs are compiled or not."""
     _counted.clear()
     _repeated.clear()
     _sketched.clear()

@@ -69,7 +69,7 @@ def remember(operation: str, x: Any, y: Any) -> None:
 
 
 def forget_pairs() -> None:
-    """Forgets, for tests, the calls that were remembered."""
+    """Forgets, for tests, the pairs of known trains."""
     _known.clear()
 
 

@@ -76,7 +76,7 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """Computes 1/x of an array for derivatives of factorisations; 0 where |x| is roundoff."""
+    """Computes 1/x of a JAX or NumPy array for derivatives; 0 where |x| is roundoff."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
 
@@ -92,7 +92,7 @@ def energy(a: Array) -> Array:
 
 
 def factor_dtype(dtype: Any) -> Any:
-    """Returns the dtype in which to factorise a matrix: float32 for half precision."""
+    """Returns the dtype in which to factorise an array: float32 for half precision."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
@@ -103,7 +103,7 @@ def epsilon(dtype: Any) -> float:
 
 
 def wide(a: Array) -> Array:
-    """Casts a half-precision array to its factorisation dtype, single precision."""
+    """Casts a half-precision array to the dtype of its factorisation, single precision."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)
 

@@ -58,7 +58,7 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 
 def squares_fit(x: Array) -> bool:
-    """Whether an array's entries can be squared and summed in its dtype without scaling."""
+    """Whether an array's entries can be squared and summed without scaling by a power of two."""
     low, high = _squared(x.dtype)
     return bool(low <= largest_part(x) <= high)
 

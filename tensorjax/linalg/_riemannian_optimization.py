@@ -87,7 +87,7 @@ def riemannian_cg(
 
 
 def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
-    """Searches a step t > 0 along a conjugate-gradient direction by Armijo's rule; 0 if none.
+    """Searches a step t > 0 along a direction of Riemannian CG by Armijo's rule; 0 if none.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.
@@ -122,7 +122,7 @@ def _host_loop(going: Callable[[Any], Any], step: Callable[[Any], Any], carry: A
 
 
 def skew(a: Array) -> Array:
-    """Returns the skew-Hermitian part (a − aᴴ)/2 of a matrix."""
+    """Returns the skew-Hermitian part (a − aᴴ)/2 of a matrix, for Riemannian optimisation."""
     return (a - adjoint(a)) / 2
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._formats.arithmetic_operators import Namespace, Scalable, floating
-from tensorjax._formats.array_protocol import NoArray
+from tensorjax._formats.array_protocol_errors import NoArray
 from tensorjax._formats.pytree_base import FrozenPytree, shown
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike

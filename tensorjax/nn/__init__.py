@@ -55,6 +55,7 @@ with _extras.needed_by(__name__):
     )
     from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
+    from tensorjax.nn._layer_base import Certificate
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
     from tensorjax.nn._linear_layers import (
@@ -72,7 +73,6 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._models.summary import certificates, summary
     from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, TTMatrix, Tucker
-    from tensorjax.nn._tensor_layers import Certificate
 
 __all__ = [
     "CP",

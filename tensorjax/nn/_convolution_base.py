@@ -17,8 +17,8 @@ from tensorjax import _check, _symbolic, contract, linalg
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._layer_base import TensorLayer
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._tensor_layers import TensorLayer
 
 Padding = str | int | Sequence[int | tuple[int, int]]
 
@@ -137,7 +137,7 @@ class TensorConv(TensorLayer):
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of the convolution's kernel: C, k_1, …, k_s, O."""
+        """Mode sizes of the kernel of any tensorised convolution: C, k_1, …, k_s, O."""
         return (self.in_features, *self.kernel_size, self.out_features)
 
     @property
@@ -150,14 +150,14 @@ class TensorConv(TensorLayer):
 
     @abc.abstractmethod
     def _steps(self, arrays: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
-        """Lists the small convolutions that replace the dense one: their axes and kernels.
+        """Lists small convolutions that replace a dense one: axes and kernels, for any format.
 
         A kernel is (C', O') where it goes over no axis, else (k of every axis or 1, C', O'), or
         (…, 1, O') where each channel is convolved by itself.
         """
 
     def plan(self, shape: Sequence[int]) -> ConvPlan:
-        """Decides, for an input shape, whether small convolutions or the dense one cost less.
+        """Plans a convolution for an input shape: whether small ones or the dense one cost less.
 
         Args:
           shape: of the input, (batch axes, spatial axes, C).
@@ -247,7 +247,7 @@ class TensorConv(TensorLayer):
     def _step(
         self, x: jax.Array, axes: tuple[int, ...], kernel: jax.Array, padding: Any
     ) -> jax.Array:
-        """Convolves over one or few spatial axes only, with their strides, padding, dilation."""
+        """Convolves over one or few spatial axes of a plan, with strides, padding, dilation."""
         count = len(self.kernel_size)
 
         def there(values: Sequence[Any], other: Any) -> list[Any]:
@@ -267,7 +267,7 @@ class TensorConv(TensorLayer):
         )
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the convolution's kernel as a dense array (k_1, …, k_s, C, O).
+        """Returns the kernel of any tensorised convolution as a dense array (k_1, …, k_s, C, O).
 
         Args:
           max_bytes: the largest array that may be made.
@@ -287,7 +287,7 @@ class TensorConv(TensorLayer):
         return self._dense(wide).astype(arrays[0].dtype)
 
     def _dense(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """Contracts the arrays of a convolution to its dense kernel (k_1, …, k_s, C, O)."""
+        """Contracts arrays of any tensorised convolution to a dense kernel (k_1, …, k_s, C, O)."""
         network = self.network()
         operands: list[Any] = []
         for a, term in zip(arrays, network.terms, strict=True):

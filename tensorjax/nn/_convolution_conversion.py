@@ -22,8 +22,8 @@ from tensorjax.nn._dense_weights import (
     parameters,
     truncated_modes,
 )
+from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
-from tensorjax.nn._tensor_layers import Certificate
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]
 _CLASSES: dict[str, type[TensorConv]] = {

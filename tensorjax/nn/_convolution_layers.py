@@ -7,7 +7,7 @@ import jax
 
 from tensorjax import contract
 from tensorjax.nn._convolution_base import TensorConv
-from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
+from tensorjax.nn._layer_base import CanonicalWeight, TrainWeight, TuckerWeight
 
 Steps = list[tuple[tuple[int, ...], Any]]
 

@@ -12,9 +12,9 @@ from flax.nnx.nn import dtypes
 
 from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import check_bytes
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 Gates = Literal["singular values", "ones"]
 
@@ -89,7 +89,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Builds trainable TT-cores and gates of a zero weight: only the last core is zero."""
+    """Builds trainable TT-cores and gates of a zero dense weight: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -99,7 +99,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values at a TT layer's bonds into gates; returns cores and gates.
+    """Moves singular values of a dense weight's TT-cores into gates; returns cores and gates.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -124,7 +124,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales a TT layer's cores to equal norms; its dense weight stays the same."""
+    """Rescales TT-cores of a dense weight to equal norms; the weight stays the same."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -133,7 +133,7 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies a TT layer's cores by square roots of the gates; the gates become ones."""
+    """Multiplies TT-cores of a dense weight by square roots of the gates, which become ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
@@ -215,7 +215,7 @@ def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
 def certify(
     new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
 ) -> Certificate:
-    """Creates and keeps the `Certificate` of a converted layer, with the error it measures.
+    """Certifies a converted dense weight: measures its error, and keeps it as a `Certificate`.
 
     Args:
       made: its matrix.

@@ -19,7 +19,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Checks the option ``init`` of a layer's weight, "normal" or "orthogonal"."""
+    """Checks the option ``init``, the initialisation of a weight, "normal" or "orthogonal"."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init
@@ -91,7 +91,7 @@ def canonical(
 def normals(
     rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws normal initial arrays so that sums of ``terms`` products have the given variance."""
+    """Initialises normal arrays so that sums of ``terms`` products have the given variance."""
     scale = (variance / terms) ** (0.5 / len(shapes))
     return _params(rngs, shapes, None, scale, dtype)
 
@@ -158,7 +158,7 @@ def _shaped(
     folds: tuple[_Fold, ...] | None,
     dtype: Any,
 ) -> list[jax.Array]:
-    """Draws a layer's initial arrays: normal or orthogonal, scaled to a given variance."""
+    """Draws initial arrays of a weight: normal or orthogonal, scaled to a given variance."""
     parts = _parts(draw, shapes)
     if folds is not None:
         parts = _orthonormal(parts, folds)
@@ -177,7 +177,7 @@ def _scaled(parts: Sequence[Any], scale: Any, shapes: Sequence[_Shape], dtype: A
 
 
 def _orthonormal(parts: Sequence[jax.Array], folds: Sequence[_Fold]) -> list[jax.Array]:
-    """Converts normal arrays to Haar-distributed isometries, for init="orthogonal"."""
+    """Converts initial normal arrays to Haar-distributed isometries, for init="orthogonal"."""
     out: list[jax.Array] = []
     for part, (rows, columns, tall) in zip(parts, folds, strict=True):
         matrix = part.reshape(rows, columns)

@@ -15,9 +15,9 @@ from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._layer_base import TensorLayer
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._tensor_layers import TensorLayer
 
 
 class TensorLinear(TensorLayer):
@@ -104,7 +104,7 @@ class TensorLinear(TensorLayer):
     def _folds(
         self, in_shape: Any, out_shape: Any, order: int | None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the mode sizes of inputs and outputs, given or chosen."""
+        """Returns the mode sizes of inputs and outputs of any tensorised linear layer."""
         rows = modes(self.in_features, in_shape, order, "in_shape")
         # The largest modes at both ends, where the TT-ranks are least.
         columns = modes(self.out_features, out_shape, order, "out_shape")
@@ -112,7 +112,7 @@ class TensorLinear(TensorLayer):
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of the linear layer's weight: first the input's, then the output's."""
+        """Mode sizes of any tensorised linear layer's weight: the input's, then the output's."""
         return (*self.in_shape, *self.out_shape)
 
     @property
@@ -120,7 +120,7 @@ class TensorLinear(TensorLayer):
         return len(self.in_shape)
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: DTypeLike | None = None) -> LayerPlan:
-        """Plans the contraction of the linear layer for a batch size; estimates its cost.
+        """Plans the contraction of any tensorised linear layer for a batch size, with its cost.
 
         Args:
           batch: rows of the input: one number, or all leading axes.
@@ -153,7 +153,7 @@ class TensorLinear(TensorLayer):
         )
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies the linear layer to the last axis of the input: y = x W + bias.
+        """Applies any tensorised linear layer to the input's last axis: y = x W + bias.
 
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
@@ -189,7 +189,7 @@ class TensorLinear(TensorLayer):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Multiplies rows (b, N) by a tensorised weight in the planned contraction order."""
+        """Multiplies rows (b, N) by a tensorised linear layer's weight in planned order."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features
@@ -202,7 +202,7 @@ class TensorLinear(TensorLayer):
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the weight W of the linear layer as a dense matrix (N, M).
+        """Returns the weight W of any tensorised linear layer as a dense matrix (N, M).
 
         Args:
           max_bytes: the largest array that may be made.
@@ -227,7 +227,7 @@ class TensorLinear(TensorLayer):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
-    """Multiplies inputs (…, N) by a linear layer's weight and adds the bias: (…, M)."""
+    """Multiplies inputs (…, N) by any tensorised linear layer's weight, adds the bias: (…, M)."""
     lead = x.shape[:-1]
     y = contracted(x, arrays)
     return _biased(y.reshape(*lead, y.shape[-1]), bias)

@@ -19,10 +19,10 @@ from tensorjax.nn._dense_weights import (
     parameters,
     truncated_modes,
 )
+from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, mark_linear, settle
-from tensorjax.nn._tensor_layers import Certificate
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 

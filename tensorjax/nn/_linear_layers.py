@@ -11,10 +11,10 @@ from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
+from tensorjax.nn._layer_base import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import paired_modes, train_ranks
 from tensorjax.nn._parameters import mark_linear, ones, values
-from tensorjax.nn._tensor_layers import CanonicalWeight, TrainWeight, TuckerWeight
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
@@ -156,15 +156,15 @@ class TTMatrixLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the linear layer's TT-matrix weight."""
+        """TT-ranks of the interior bonds of `TTMatrixLinear`'s weight."""
         return tuple(core.shape[-4] for core in self.cores[1:])
 
     def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the TT-matrix weight of a linear layer."""
+        """Returns the tensor-network structure of `TTMatrixLinear`'s weight."""
         return _weight_networks.train_matrix(self.in_shape, self.out_shape, self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a linear layer's TT-matrix weight, multiplied by its gates."""
+        """Returns the cores of `TTMatrixLinear`'s weight, multiplied by its gates."""
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
@@ -305,7 +305,7 @@ class TensorLinearGeneral(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
-    """Applies a linear layer to the last ``count`` axes of x, flattened to one."""
+    """Applies the layer in a `TensorLinearGeneral` to the last ``count`` axes of x, flattened."""
     return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
 
 

@@ -43,7 +43,7 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
 
 
 def mark_linear(cores: nnx.List) -> nnx.List:
-    """Marks the cores of a linear TT-matrix without a bias: lookups have cores of such shapes too.
+    """Marks core parameters of a linear TT-matrix without bias: lookups have such shapes too.
 
     `tensorjax.optim` refuses to count the operations of marked ones.
     """

@@ -20,10 +20,10 @@ from tensorjax.nn._embeddings.embedding import (
 )
 from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._initializers import Init
+from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
-from tensorjax.nn._tensor_layers import Certificate
 
 
 @dataclasses.dataclass(frozen=True)

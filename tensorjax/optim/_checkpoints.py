@@ -193,7 +193,7 @@ def _together(name: str) -> None:
 
 
 def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
-    """Saves models, parameters and optimiser states to a folder, whatever their shapes.
+    """Saves a checkpoint: models, parameters and optimiser states in a folder, of any shapes.
 
     Arrays are saved in the order of their leaves, with their names. `load` gives them back to
     containers of the same kind, made as at the start of the training: shapes come from the
@@ -315,7 +315,7 @@ def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
 
 
 def _like(name: str, saved: Any, old: Any) -> jax.ShapeDtypeStruct:
-    """Returns shape, dtype and sharding to load a saved array with; ValueError if it cannot fit."""
+    """Returns shape, dtype and sharding to load a checkpoint's array with, or ValueError."""
     shape = tuple(saved.shape)
     dtype = old.dtype if hasattr(old, "dtype") else saved.dtype  # Python's numbers have none
     same = shape == np.shape(old)

@@ -148,13 +148,13 @@ class Decision(NamedTuple):
 
 
 def plus(x: Any, move: Any) -> jax.Array:
-    """Adds an optimiser update to a parameter, as `optax.apply_updates` does."""
+    """Adds an update to a gate or core, as `optax.apply_updates` does."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
 
 def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts a parameter and its optimiser update to their common dtype."""
+    """Casts a gate or core and its update to their common dtype."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 

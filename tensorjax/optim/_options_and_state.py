@@ -37,7 +37,7 @@ START = 10  # the first cut comes at this share of `by`, 1/START
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Schedule of rank cuts to a target model size: which updates cut, and to what size.
+    """Schedule of rank cuts that the options give: which updates cut, and to what size.
 
     Attributes:
       by: update at which the target is met.
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def start(self) -> int:
-        """Number of the optimiser update from which on ranks may be cut."""
+        """Number of the optimiser update from which on the options allow to cut ranks."""
         return self.by // START
 
     @property
@@ -56,7 +56,7 @@ class Schedule:
         return max(1, (self.by - self.start) // (2 * CUTS))
 
     def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
-        """Returns the largest size that the tensorised layers may have after an update."""
+        """Returns the largest size of tensorised layers that the options allow after an update."""
         share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
         return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
@@ -363,7 +363,7 @@ def fresh(
 
 
 def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
-    """Returns the target model size; ValueError if it is too small even with all ranks one."""
+    """Returns the target size by the options; ValueError if too small even with all ranks one."""
     ones = [(1,) * len(layer.gates) for layer in layout.layers]
     least = total(layout, ones, options.measure, options.rows)
     if options.size is not None:
@@ -414,7 +414,7 @@ def _holds(state: Any, kind: type) -> bool:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError if a rank-adaptive optimiser's size target is below that of ranks one."""
+    """Raises ValueError if the option of the target size is below that of ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]

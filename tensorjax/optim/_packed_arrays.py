@@ -17,19 +17,19 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def widest(*arrays: Any) -> Any:
-    """Returns the widest dtype, to which arrays promote by JAX's standard rules."""
+    """Returns the widest dtype of arrays to be packed, to which they promote by JAX's rules."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
 
 def like(x: jax.Array, model: Any) -> jax.Array:
-    """Reshards x like another array, on meshes with explicit sharding only."""
+    """Reshards an array, packed or not, like another, on meshes with explicit sharding only."""
     sharding = jax.typeof(model).sharding
     return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
 
 
 def _whole(x: jax.Array) -> jax.Array:
-    """Replicates an array on all devices of a mesh with explicit sharding; else keeps it."""
+    """Replicates an array to be packed on an explicitly sharded mesh; returns others unchanged."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return x
@@ -37,7 +37,7 @@ def _whole(x: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
-    """Selects indices along an axis of an explicitly sharded array; other axes stay sharded."""
+    """Selects indices along an axis of a packed array; explicit sharding of other axes stays."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return jnp.take(x, jnp.asarray(indices), axis=axis)
@@ -53,7 +53,7 @@ def _explicit(sharding: Any) -> bool:
 
 
 def picked(x: jax.Array, places: np.ndarray | jax.Array) -> jax.Array:
-    """Gathers entries of an array at indices that must be in range, without bounds checks."""
+    """Gathers entries of a packed array at indices that must be in range, without bounds checks."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -69,7 +69,7 @@ BLOCK = 64
 
 
 def any_nonzero(arrays: list[Any]) -> jax.Array:
-    """Marks the arrays that have a nonzero entry; integer arrays count as zero.
+    """Marks, of many layers' arrays, those with a nonzero entry; integer arrays count as zero.
 
     A reduction for every array takes XLA much time to compile. Small arrays are joined to rows of
     one block size, with zeros behind each.
@@ -106,7 +106,7 @@ Shape = tuple[int, ...]
 
 
 class Counters(NamedTuple):
-    """Scalars 0, 1, … that XLA cannot fold as constants, to slice equal pieces by one kernel.
+    """Scalars 0, 1, … that XLA cannot fold as constants, to slice packed arrays by one kernel.
 
     Attributes:
       values: of unsigned integers, so that JAX does not look for negative ones.
@@ -116,7 +116,7 @@ class Counters(NamedTuple):
 
     @classmethod
     def below(cls, count: int) -> "Counters":
-        """Creates ``count`` scalars that XLA cannot fold; not inside `lax.cond`, where it would."""
+        """Creates ``count`` scalars by which to slice packed arrays; not inside `lax.cond`."""
         values = tuple(jnp.asarray(n, jnp.uint32) for n in range(count))
         return cls(jax.lax.optimization_barrier(values)) if values else cls(values)
 
@@ -150,5 +150,5 @@ class Counters(NamedTuple):
 
 
 def most_alike(shapes: Sequence[Shape]) -> int:
-    """Counts how many of some arrays share the most frequent shape."""
+    """Counts how many of the arrays to be packed share the most frequent shape."""
     return max((shapes.count(shape) for shape in set(shapes)), default=0)

@@ -156,13 +156,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the relative size below which a bond's singular value counts as zero."""
+    """Returns the relative size below which a singular value counts as zero in pruning."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns a bond's new rank gate: one for singular values above roundoff, else zero."""
+    """Returns a bond's rank gate after pruning to canonical form: one above roundoff, else zero."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

@@ -36,7 +36,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Removes bond indices whose rank gate is zero from cores, gates and optimiser moments.
+    """Shrinks cores, gates and optimiser moments: removes bond indices whose rank gate is zero.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is
@@ -123,7 +123,7 @@ def _cuts(
     keep_one: bool,
     siblings: list[list[int]],
 ) -> dict[int, Cut]:
-    """Returns, for every core and gate, the indices of each axis that remain after pruning."""
+    """Returns, for every core and gate to be shrunk, the indices of each axis that remain."""
     cuts: dict[int, Cut] = {}
     found = [_kept(layer, leaves, threshold, bucket, keep_one) for layer in layout.layers]
     for copies in siblings:
@@ -164,7 +164,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Gives the pruned copies of a stacked layer equal ranks by keeping some zero-gate indices."""
+    """Gives shrunk copies of a stacked layer equal ranks by keeping some zero-gate indices."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:
@@ -175,7 +175,7 @@ def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarra
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes of an array from which pruned bond indices are removed."""
+    """Selects the axes of an array that are to be shrunk, as pruned bond indices are removed."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -186,7 +186,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """Removes pruned bond indices from the arrays of an optimiser's state."""
+    """Shrinks the arrays of an optimiser's state: removes pruned bond indices."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -214,7 +214,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter that an array of an optimiser's state belongs to, by its path."""
+    """Finds the parameter of an array of an optimiser's state that is to be shrunk, by its path."""
     found = parameter_of(path, known)
     if found is not None:
         return found
@@ -227,7 +227,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Removes pruned bond indices from an optimiser's array if it has its parameter's shape."""
+    """Shrinks an optimiser's array if it has its parameter's shape."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -236,7 +236,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Removes pruned bond indices from an optimiser moment; ValueError for unknown layouts."""
+    """Shrinks an optimiser moment; raises ValueError for unknown layouts."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])
@@ -264,7 +264,7 @@ def shrink_model(
     keep_one: bool = True,
     fresh: bool = False,
 ) -> None:
-    """Removes pruned bond indices, in place, from a Flax NNX module and its `nnx.Optimizer`.
+    """Shrinks a Flax NNX module and its `nnx.Optimizer` in place: removes pruned bond indices.
 
     Functions under `nnx.jit` compile once more, for the new shapes.
 

@@ -32,7 +32,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Checks in what a model's size is measured: "numbers", "bytes" or "flops"; returns it."""
+    """Checks the unit of a model's size: "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
 
 
@@ -71,7 +71,7 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds, and the axes of the core that these bonds are."""
+    """Returns the gates on a core's bonds, whose ranks they give, and the axes that these are."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
@@ -297,7 +297,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """Measures all parameters outside of cores and gates, as a count or in bytes."""
+    """Measures the size of parameters outside of cores and gates, as a count or in bytes."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)

@@ -203,7 +203,7 @@ def _towards(
 
 
 def _not_finite(values: dict[str, float]) -> str:
-    """Returns a warning if most losses of a rank-adaptive training were NaN or Inf, or ""."""
+    """Returns, for the status, a warning if most losses of a training were NaN or Inf, or ""."""
     skipped, count = int(values["skipped"]), int(values["count"])
     if skipped < LOST or 2 * skipped <= count:
         return ""
@@ -214,7 +214,7 @@ def _not_finite(values: dict[str, float]) -> str:
 
 
 def _unpruned(values: dict[str, float], patience: int) -> str:
-    """Returns advice if a rank-adaptive training has pruned nothing so far, or ""."""
+    """Returns, for the status, advice if a training has pruned nothing so far, or ""."""
     if values["size"] < values["full"] or values["count"] < patience:
         return ""
     return (
@@ -252,13 +252,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether a rank-adaptive training's average loss is above its target and its best value."""
+    """Whether, for the status, a training's average loss is above its target and best value."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether rank cuts have raised the loss of a rank-adaptive training by half or more.
+    """Whether, for the status, rank cuts have raised a training's loss by half or more.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """
@@ -267,7 +267,7 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _unlearnt(watch: Any, loss: float) -> float | None:
-    """Returns an untrained model's loss if a training has not fallen below it yet, or None."""
+    """Returns, for the status, an untrained model's loss if training has not fallen below it."""
     chance = _number("first", watch.first)
     if not _number("given", watch.given):
         chance = min(chance, _number("start", watch.start))
@@ -275,7 +275,7 @@ def _unlearnt(watch: Any, loss: float) -> float | None:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns if rank pruning has given up, and a message on undone rank cuts, or None."""
+    """Returns, for the status, if pruning has given up, and a message on undone rank cuts."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

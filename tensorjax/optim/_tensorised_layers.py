@@ -29,7 +29,7 @@ Path = tuple[Hashable, ...]
 
 
 def tokens(path: Any) -> Path:
-    """Converts a JAX key path to a tuple of plain keys: "0" becomes 0; drops a final "value"."""
+    """Converts a JAX key path to plain keys, to detect tensorised layers; drops a final "value"."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()
@@ -45,7 +45,7 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a parameter tree to leaves, and a tuple of plain keys as path of each.
+    """Flattens a parameter tree to leaves with paths, by which tensorised layers are detected.
 
     Raises:
       ValueError: two leaves with one path.
@@ -58,7 +58,7 @@ def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
 
 
 def raise_repeated(path: Path) -> NoReturn:
-    """Raises ValueError for a path of plain keys that two leaves of a parameter tree have."""
+    """Raises ValueError for a path that two leaves of a tree of layers have in common."""
     raise ValueError(
         f"params: expected a path of its own for every array, got two at "
         f"{'/'.join(map(str, path))!r}; a number and texts like '7' and '07' are one key here: "
@@ -67,7 +67,7 @@ def raise_repeated(path: Path) -> NoReturn:
 
 
 def parameter_of(path: Path, known: Container[Path]) -> Path | None:
-    """Finds the model parameter that an array in the optimiser's state belongs to, by its path."""
+    """Finds the layers' parameter that an array in the optimiser's state belongs to, by path."""
     ends = (path[start:] for start in range(len(path)))
     return next((end for end in ends if end in known), None)
 
@@ -149,7 +149,7 @@ class Layout:
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
     def by_path(self, values: Mapping[int, Any]) -> dict[Any, Any]:
-        """Nests values of the rank gates, given by position, in dicts by the keys of their paths.
+        """Nests values of the layers' gates, given by position, in dicts by keys of their paths.
 
         Dicts, since Python has to flatten other containers in every call of a compiled step.
         """
@@ -163,7 +163,7 @@ class Layout:
         return _sortable(tree)
 
     def of_gates(self, tree: Any) -> dict[int, Any]:
-        """Returns the leaves of a tree that `by_path` made, by position of the gate."""
+        """Returns the leaves of a tree that `Layout.by_path` made, by position of the gate."""
         # In the order in which JAX flattens it, whatever that order is.
         order = jax.tree.leaves(self.by_path({position: position for position in self.gates}))
         known = dict(zip(order, jax.tree.leaves(tree), strict=True))
@@ -171,7 +171,7 @@ class Layout:
 
 
 def _sortable(tree: Any) -> Any:
-    """Writes the keys of nested dicts so that JAX can sort them and `flatten` reads them back.
+    """Writes the keys of nested dicts of layers so that JAX can sort them, to be read back.
 
     Names and numbers from zero may stand side by side, and become text. Other keys, such as tuples
     and negative numbers, are those of a dict that JAX has sorted, and stay as they are.

@@ -42,7 +42,7 @@ class _Packed(NamedTuple):
 
 
 class Watch(_Packed):
-    """Record of losses and rank cuts of a training, to undo a cut that raises the loss to chance.
+    """Record of losses and rank cuts on trial, to undo a cut that raises the loss to chance.
 
     The numbers stand in one vector, since every array of an optimiser's state adds some
     microseconds to a step: that of its kernel, and of its buffer from step to step.
@@ -93,7 +93,7 @@ class Watch(_Packed):
 
 
 class Verdict(NamedTuple):
-    """Verdict on the last rank cut: undo it, keep it, or wait; and how many gates to cut next."""
+    """Verdict on a rank cut on trial: undo it, keep it, or wait; and how many gates to cut next."""
 
     undo: jax.Array
     waits: jax.Array
@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
-    """Builds the record of losses and rank cuts at the beginning of a training.
+    """Builds the record of losses and trial cuts of ranks at the beginning of a training.
 
     Args:
       saved: zeros for all gates, in dicts by the keys of their paths.
@@ -117,7 +117,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which a rank cut is undone as a collapse; 1e30 if unknown."""
+    """Returns the loss above which a rank cut on trial is undone as a collapse; 1e30 if unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
@@ -173,7 +173,7 @@ def seen(
 def judged(
     watch: Watch, mass: Any, size: Any, count: jax.Array, gates: int
 ) -> tuple[Watch, Verdict]:
-    """Decides from the losses whether the last rank cut is undone, kept, or watched on.
+    """Decides from the losses whether the rank cut on trial is undone, kept, or watched on.
 
     Args:
       mass: weight of the moving averages.
@@ -212,7 +212,7 @@ def judged(
 
 
 def _corrected(watch: Watch, undone: jax.Array, loss: jax.Array) -> Watch:
-    """Raises the estimated loss of an untrained model if a rank cut led far above it.
+    """Raises the estimated loss of an untrained model if a trial cut led far above it.
 
     No smaller rank is much worse than chance: the first loss was then that of a model which had
     been trained before. By a half of the gain at most, since outputs can also grow by a cut.

@@ -64,7 +64,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and model size in the objective; None stands for 1 and 0."""
+        """Returns an update's weights of loss and model size in the objective; None for 1 and 0."""
         options, state = self.options, self.state
         if options.schedule is not None:
             return None, None
@@ -79,7 +79,7 @@ class Step:
         )
 
     def _late_pressures(self) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights of loss and size in the objective of CoMERA's late stage."""
+        """Returns an update's weights of loss and size in CoMERA's late stage."""
         options, state = self.options, self.state
         count = state.count - 1
         excess = (state.size - state.size_target) / state.scale
@@ -101,7 +101,7 @@ class Step:
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
 
     def gradients(self) -> Any:
-        """Computes the gradients of loss, model size and core norms; 0 for pruned rank gates."""
+        """Computes an update's gradients of loss, model size and core norms; 0 for pruned gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -146,7 +146,7 @@ class Step:
     def decide(
         self, leaves: list[Any], gradients: list[Any]
     ) -> tuple[Decision, jax.Array, dict[str, Any]]:
-        """Decides which rank gates this update prunes; returns decision, model size, new state."""
+        """Decides which rank gates this optimiser update prunes; returns size and new state too."""
         still, rests = self._frozen(leaves, gradients)
         frozen = picked(still, self._gate_parts()[self.gates.bonds])
         new = self._moved(leaves, still)
@@ -167,7 +167,7 @@ class Step:
     def _decided(
         self, new: jax.Array, leaves: list[Any], frozen: jax.Array
     ) -> tuple[Decision, Any]:
-        """Decides which rank gates are zero after this update, and if the last rank cut stays.
+        """Decides which rank gates are zero after this optimiser update, and if the last cut stays.
 
         What a branch returns is held in memory. Else XLA would compute all of the decision once
         more in the update of every core and gate, which takes most of the compilation.
@@ -209,12 +209,12 @@ class Step:
         return jax.lax.cond(self._may_change(new, limit, frozen), decided, unchanged)
 
     def _epsilons(self) -> np.ndarray:
-        """Returns the relative rounding error of every rank gate's dtype, as one vector."""
+        """Returns the rounding error of each gate's dtype for one optimiser update, a vector."""
         dtypes = [jnp.result_type(self.leaves[k]) for k in self.layout.gates]
         return np.array([float(jnp.finfo(dtype).eps) for dtype in dtypes])[self.gates.bonds]
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Whether this update may prune a rank gate or undo the last rank cut."""
+        """Whether this optimiser update may prune a rank gate or undo the last rank cut."""
         low = jnp.any(self.live & ~frozen & (flat <= self._deadly(limit)))
         return low if self.trial is None else low | self._tries()
 
@@ -225,7 +225,7 @@ class Step:
         return undo | waits | jnp.any(saved != 0)
 
     def _deadly(self, limit: jax.Array) -> jax.Array:
-        """Returns the threshold at or below which this update may prune rank gates."""
+        """Returns the threshold at or below which this optimiser update may prune rank gates."""
         options, state = self.options, self.state
         if options.switch is None or options.late_threshold is None:
             return limit
@@ -233,7 +233,7 @@ class Step:
         return jnp.where(state.late, jnp.maximum(late, limit), limit)
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Marks the rank gates that this update prunes."""
+        """Marks the rank gates that this optimiser update prunes."""
         options, state, most = self.options, self.state, self._most()
         target = None
         if options.switch is not None:
@@ -244,17 +244,17 @@ class Step:
         )  # fmt: skip
 
     def joined(self, tree: Any) -> jax.Array:
-        """Concatenates all rank gates in a tree by their paths to one vector."""
+        """Concatenates all rank gates in a tree, for one optimiser update, to one vector."""
         return self.gates.join([*self.layout.of_gates(tree).values()])
 
     def _most(self) -> jax.Array | None:
-        """Returns how many rank gates this update may prune; all of them in the early stage."""
+        """Returns how many rank gates this optimiser update may prune; in the early stage all."""
         if self.trial is None:
             return None
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """Applies the verdict on the last rank cut: restores its gates, keeps it, or waits.
+        """Applies, in one optimiser update, the verdict on the last rank cut: undoes or keeps it.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
@@ -280,17 +280,17 @@ class Step:
         return dead, back, (kept != 0) | (back != 0), watch
 
     def _split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits the vector of all rank gates into one vector per bond."""
+        """Splits the vector of all rank gates, in one optimiser update, into one per bond."""
         return self.gates.split(flat)
 
     def _gate_parts(self) -> np.ndarray:
-        """Returns the index of every bond's gate among the cores and gates of all layers."""
+        """Returns each gate's index among cores and gates, for one optimiser update."""
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         known = {k: n for n, k in enumerate(parts)}
         return np.array([known[k] for k in self.layout.gates], int)
 
     def _moved(self, leaves: list[Any], still: jax.Array) -> jax.Array:
-        """Computes all rank gates after the inner optimiser's update and the proximal step."""
+        """Computes all rank gates after one optimiser update and the proximal step."""
         new = [plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
@@ -304,7 +304,7 @@ class Step:
         return self.gates.join([jnp.where(still[k], gate, low) for k, gate, low in trio])
 
     def _frozen(self, moves: list[Any], gradients: list[Any]) -> tuple[jax.Array, jax.Array]:
-        """Detects cores and gates that the inner optimiser keeps frozen, as their updates are zero.
+        """Detects cores and gates that optimiser updates leave frozen, as the updates are zero.
 
         Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
         does not move, while another one does, counts as frozen; it stays so in steps in which
@@ -332,7 +332,7 @@ class Step:
         return jax.lax.cond(active, seen, unseen, flags)
 
     def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
-        """Marks the arrays, optimiser updates or gradients, that have a nonzero entry."""
+        """Marks arrays of one optimiser update, updates or gradients, with a nonzero entry."""
         return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
@@ -382,7 +382,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds this step's loss, if finite, to the moving average in the optimiser's state."""
+    """Adds this update's loss, if finite, to the moving average in the optimiser's state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -411,7 +411,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Records model size and training stage in the optimiser's state; sets late-stage targets."""
+    """Records model size and training stage in an update's new state; sets late-stage targets."""
     state = state._replace(size=size)
     if options.switch is None:
         return state

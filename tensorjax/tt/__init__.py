@@ -108,10 +108,10 @@ from tensorjax.tt._rank_padding import effective_ranks, pad, trim
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.singular_values import singular_values
-from tensorjax.tt._statistics.born_sampling import sample
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
-from tensorjax.tt._statistics.sobol import (
+from tensorjax.tt._statistics.sampling import sample
+from tensorjax.tt._statistics.sobol_and_variance_components import (
     dimension_distribution,
     mean_dimension,
     sobol,

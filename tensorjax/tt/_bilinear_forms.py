@@ -12,7 +12,7 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores import interfaces
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.scaling import near_one
-from tensorjax._formats.scalar_range import Powers, held, power_of_ten
+from tensorjax._formats.overflow_checks import Powers, held, power_of_ten
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

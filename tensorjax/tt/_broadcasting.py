@@ -72,7 +72,7 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _of_one_shape(x: Any, y: Any) -> bool:
-    """Whether two tensor trains, or two TT-matrices, have the same mode sizes."""
+    """Whether two trains, or two TT-matrices, have equal mode sizes and need no broadcasting."""
     if isinstance(x, TT):  # in half the time of tuples of one size each
         return x.shape == y.shape
     return mode_shapes(x) == mode_shapes(y)
@@ -83,7 +83,7 @@ def mode_shapes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
 
 
 def sizes_of(t: TT | TTMatrix) -> Any:
-    """Returns the shape of a train, of a TT-matrix those of its rows and of its columns."""
+    """Returns the mode sizes of a train to broadcast: of a TT-matrix those of rows and columns."""
     return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
 
 
@@ -119,7 +119,7 @@ def check_alike(x: Any, y: Any) -> None:
 
 
 def aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Casts tensor trains of one shape to a common dtype; raises an error if shapes differ."""
+    """Casts trains of one shape to a common dtype, without broadcasting; raises for others."""
     check_alike(x, y)
     return _of_one_dtype(x, y)
 

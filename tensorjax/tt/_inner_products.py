@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
-from tensorjax._formats.scalar_range import held, power_of_ten
+from tensorjax._formats.overflow_checks import held, power_of_ten
 from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.known_trains import is_known

@@ -1,4 +1,4 @@
-"""Overlaps Σ x_i y_i of two trains: on the host by NumPy or C++, in programs by C++ or XLA."""
+"""Overlaps ⟨x, y⟩ of two trains: on the host by NumPy or C++, in programs by C++ or XLA."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from tensorjax import _blas_threads, _native, linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.scalar_range import Powers, power_of_ten
+from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.conditions import MOST_SINGLE
@@ -34,7 +34,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def inner_on_host(x: TT, y: TT) -> jax.Array | None:
-    """Computes ⟨x, y⟩ of two tensor trains by NumPy; None if compiled code is better."""
+    """Computes the overlap ⟨x, y⟩ of trains by NumPy; None if compiled code is better."""
     found = _overlap(x, y, "inner")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -43,12 +43,12 @@ def inner_on_host(x: TT, y: TT) -> jax.Array | None:
 
 
 def in_one_call(x: TT, y: TT) -> jax.Array:
-    """Computes ⟨x, y⟩ of two real tensor trains by one call of C++, which `inner` has chosen."""
+    """Computes the overlap ⟨x, y⟩ of two real trains by one call of C++ that `inner` has chosen."""
     return _overlap_in_one_call(x.cores, y.cores)
 
 
 def norm_on_host(x: TT) -> jax.Array | None:
-    """Computes ‖x‖ of a tensor train by NumPy, on the host; None if compiled code is better."""
+    """Computes ‖x‖, the root of a train's overlap with itself, by NumPy; None if left to C++."""
     found = _overlap(x, x, "norm")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -61,7 +61,7 @@ def norm_on_host(x: TT) -> jax.Array | None:
 
 
 def squared_norm_on_host(x: TT) -> tuple[Any, int] | None:
-    """Computes ‖x‖² of a tensor train by NumPy as (m, e) for m·4^e; None if compiled is better.
+    """Computes a train's overlap with itself by NumPy, (m, e) for m·4^e; else None.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
     """
@@ -74,7 +74,7 @@ def squared_norm_on_host(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Returns log10 |⟨x, y⟩| of trains and a function for log10 ‖x‖·‖y‖, for overflow checks."""
+    """Returns log10 of the overlap |⟨x, y⟩| of trains, and of ‖x‖·‖y‖, for overflow checks."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -83,12 +83,12 @@ def powers(x: TT, y: TT) -> Powers:
 
 
 def norm_power(x: TT) -> float:
-    """Computes log10 ‖x‖ of a tensor train on the host."""
+    """Computes log10 ‖x‖ on the host, from the overlap of a tensor train with itself."""
     return power_of_ten(*_in_double_precision(x, x)) / 2
 
 
 def norm_powers(x: TT) -> Powers:
-    """Returns log10 ‖x‖ of a tensor train for an overflow check, and −∞ in place of a bound."""
+    """Returns log10 ‖x‖ from a train's overlap with itself for overflow checks, and −∞ as bound."""
     return norm_power(x), lambda: -math.inf
 
 
@@ -100,7 +100,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes Σ conj(x_i) y_i of two tensor trains by NumPy; None if compiled code is better.
+    """Computes the overlap Σ conj(x_i) y_i of two trains by NumPy; None if compiled is better.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -133,21 +133,21 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
 
 
 def _squares_fit(cores: Sequence[Any]) -> bool:
-    """Whether squares of all cores are in range, so that NumPy can sum products of cores."""
+    """Whether squares of all cores are in range, so that NumPy can compute overlaps."""
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
 
 
 @functools.lru_cache(maxsize=4096)
 def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
-    """Counts the multiplications of an inner product of tensor trains, or of a squared norm."""
+    """Counts the multiplications of an overlap of tensor trains, or of a squared norm."""
     half = len(shapes) if same else len(shapes) // 2
     pairs = zip(shapes[:half], shapes[-half:], strict=True)
     return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Sweeps over two trains of host cores to their inner product, as mantissa and exponent.
+    """Sweeps over two trains of host cores to their overlap, as mantissa and exponent.
 
     Cores are brought near one when their turn comes: they are read once, while in the cache.
     """
@@ -166,7 +166,7 @@ def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ_i x_i y_i of two tensor trains in a compiled JAX program, as (m, e) for m·2^e."""
+    """Computes the overlap Σ_i x_i y_i of trains in a compiled JAX program, as (m, e) for m·2^e."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     operation = _operation(same)
@@ -176,7 +176,7 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes the squared norm of a tensor train as (m, e), which means m·4^e."""
+    """Computes the overlap of a tensor train with itself as (m, e), which means m·4^e."""
     mantissa, exponent = overlap(conj(x), x, True)
     mantissa, shift = linalg.normalized(mantissa.real)
     half = (exponent + shift) // 2

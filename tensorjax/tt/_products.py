@@ -274,7 +274,7 @@ def linear_combination(
 
 
 def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks a train's weight in a sum; scales the train by it if out of the dtype's range."""
+    """Checks a train's weight in a sum of products; scales the train if out of range."""
     if not is_scalar(weight):
         raise TypeError(f"{name}: expected a number, got {weight!r}")
     if _check.is_traced(weight):

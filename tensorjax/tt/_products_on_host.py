@@ -104,7 +104,7 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Predicts the nanoseconds that a product of trains takes to sum over modes in C++.
+    """Predicts the nanoseconds that a host product takes to sum over modes in C++.
 
     They are made row by row of the last axis, which is short where ranks are low.
     """
@@ -125,7 +125,7 @@ def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndar
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
-    """Counts the entries in the cores of a product of trains, to choose its kernel on the host."""
+    """Counts the entries in the cores of a host product of trains, to choose its kernel."""
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape

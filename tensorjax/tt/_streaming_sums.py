@@ -19,7 +19,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import constants, copied, on_device
 from tensorjax._typing import DTypeLike, Scalar
 from tensorjax.linalg._powers_of_two import normalized
-from tensorjax.tt._rounding import sketched_terms as fused
+from tensorjax.tt._rounding import sums_by_sketches_or_grams as fused
 from tensorjax.tt._rounding.sums_of_products import factors_of, shape_of, term_of
 
 # Singular values of a sketch below this many eps of the largest carry nothing but roundoff.

@@ -48,14 +48,14 @@ def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
 
 
 def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
-    """Scales all arrays of a Tucker tensor near one by powers of two; returns the exponent too."""
+    """Scales core and factors of a Tucker tensor near one by powers of two; returns exponent."""
     leaves, structure = jax.tree.flatten(t)
     leaves, exponent = near_one(leaves)
     return jax.tree.unflatten(structure, leaves), exponent
 
 
 def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
-    """Multiplies a Tucker tensor by 2^exponent: its core, or all arrays if that would overflow."""
+    """Multiplies a Tucker tensor by 2^exponent: its core, or the factors too against overflow."""
     if linalg.is_host(core):
         # Of double precision, which single precision has to hold.
         *factors, core = balanced([*factors, core], int(exponent))
@@ -72,7 +72,7 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def cast_in_range(t: Tucker, dtype: Any) -> Tucker:
-    """Casts a Tucker tensor; float16 may not hold the norm in the core: arrays then share it."""
+    """Casts core and factors; float16 may not hold the norm in the core: they then share it."""
     if isinstance(t.core, TT):
         core = TT._unchecked(tuple(scaling.cast_in_range(t.core.cores, dtype)))
         return Tucker._unchecked(core, tuple(u.astype(dtype) for u in t.factors))
@@ -81,14 +81,14 @@ def cast_in_range(t: Tucker, dtype: Any) -> Tucker:
 
 
 def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy computes a call on Tucker tensors with dense cores, in place of JAX."""
+    """Whether NumPy computes with core and factors of Tucker tensors with dense cores, not JAX."""
     if any(isinstance(t.core, TT) or 0 in t.shape for t in tensors):
         return False
     return is_first_on_host(key, work, *tensors)
 
 
 def is_first_on_host(key: Hashable, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy computes a call on Tucker tensors with any core, in place of JAX.
+    """Whether NumPy computes with core and factors of Tucker tensors with any core, not JAX.
 
     Args:
       key: of the program that would serve it: its name, with all that it is compiled for but types.
@@ -101,7 +101,7 @@ def is_first_on_host(key: Hashable, work: Callable[[], int], *tensors: Tucker) -
 
 
 def finite_on_host(f: Callable[[], Any]) -> Any:
-    """Computes a result of Tucker tensors by NumPy; None if it is not finite.
+    """Computes core and factors of a result by NumPy; None if they are not finite.
 
     A program then serves the call: products of Inf and NaN differ by their order, and NumPy warns.
     """
@@ -111,7 +111,7 @@ def finite_on_host(f: Callable[[], Any]) -> Any:
 
 
 def from_host(t: Tucker) -> Tucker:
-    """Transfers a Tucker tensor from the host to JAX."""
+    """Transfers core and factors of a Tucker tensor from the host to JAX."""
     leaves, structure = jax.tree.flatten(t)
     return jax.tree.unflatten(structure, on_device(leaves))
 
@@ -123,7 +123,7 @@ def on_host(t: Tucker) -> Tucker:
 
 
 def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of Tucker tensors so that it accepts modes of size 0.
+    """Decorates a function of Tucker tensors to accept factors of modes of size 0.
 
     As `tensorjax._formats.zero_padding`: such a mode has one index, of zeros, meanwhile.
     """
@@ -144,7 +144,7 @@ def _widened(t: Tucker) -> Tucker:
 
 
 def cut_modes(out: Any, shape: Sequence[int]) -> Any:
-    """Cuts the modes of a `Tucker` result to ``shape``; returns other results unchanged."""
+    """Cuts the factors of a `Tucker` result to mode sizes ``shape``; returns others unchanged."""
     if not isinstance(out, Tucker):
         return out
     factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))

@@ -13,7 +13,7 @@ from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
-from tensorjax._formats.scalar_range import Powers, held, power_of_ten
+from tensorjax._formats.overflow_checks import Powers, held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._kernels.batch_sizes import rounded_up
@@ -208,7 +208,7 @@ def _distance(x: Tucker, y: Tucker) -> tuple[Any, Any]:
 
 
 def agree(found: Tucker, given: Tucker, tol: float) -> bool:
-    """Whether a Tucker tensor on the host approximates another to a relative error ``tol``."""
+    """Whether a Tucker tensor on the host approximates another to ``tol``, by the norm."""
     (error, e), (size, exponent) = _distance(given, found), _norm(given)
     return bool(np.ldexp(error, e - exponent) <= tol * size)
 

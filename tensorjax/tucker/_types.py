@@ -165,7 +165,7 @@ def _shared_out(t: Tucker, exponent: Any) -> Tucker:
 
 
 def kind(name: str, t: Any) -> None:
-    """Raises TypeError unless an argument is a `Tucker`, or a batch, of an enabled dtype."""
+    """Checks an argument's type: TypeError unless a `Tucker`, or batch, of an enabled dtype."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
@@ -174,7 +174,7 @@ def kind(name: str, t: Any) -> None:
 
 
 def one(name: str, t: Any) -> None:
-    """Raises an error if ``t`` is not a single Tucker tensor: another type, or a batch of them."""
+    """Checks the type of an argument: raises unless a single Tucker tensor, not a batch of them."""
     kind(name, t)
     if t.factors[0].ndim != 2:
         raise ValueError(
@@ -184,7 +184,7 @@ def one(name: str, t: Any) -> None:
 
 
 def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Raises ValueError if ``core_rank`` is given to a function of a Tucker with a dense core."""
+    """Checks an argument's core type: ValueError if ``core_rank`` is given for a dense core."""
     if core_rank is not None and not isinstance(t.core, TT):
         raise ValueError(
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "

@@ -29,7 +29,7 @@ _CLEAN = 1e-8
 def left_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> tuple[Array, Array]:
-    """Computes all left singular vectors and energies, from which a leading subspace is cut."""
+    """Computes the full spectrum, all left singular vectors and energies, to be truncated."""
     energies, vectors, right = spectrum(a, method, rank, tail, share)
     return (left_from_right(a, vectors, energies) if right else vectors), energies
 
@@ -55,7 +55,7 @@ def spectrum(
 def _gram_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array]:
-    """Computes the left singular subspace's vectors and energies by one or two Gram matrices.
+    """Computes the left spectrum, vectors and energies, by one or two Gram matrices.
 
     One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
     the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
@@ -93,7 +93,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 
 
 def left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Computes a basis of left singular vectors of a matrix from its right ones."""
+    """Computes left singular vectors of a matrix from the right ones of its spectrum."""
     xp = _xp(a)
     s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
@@ -106,7 +106,7 @@ def left_from_right(a: Array, v: Array, energies: Array) -> Array:
 
 
 def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes a leading subspace from a Gram matrix: eigenvectors, eigenvalues, accuracy flag.
+    """Computes a Gram matrix's leading spectrum: eigenvectors, values, accuracy flag.
 
     Args:
       g: (m, m) JAX array, Hermitian and positive semidefinite.
@@ -136,12 +136,12 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
 
 def _near_floor(energies: Array, rank: int) -> Array:
-    """Whether a leading subspace's last eigenvalue is too small for one Gram matrix to resolve."""
+    """Whether a spectrum's last leading eigenvalue is too small for one Gram matrix to resolve."""
     return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
 def reciprocals(x: Array, energies: Array, method: Method) -> Array:
-    """Computes reciprocals 1/x for the derivative of a leading subspace; 0 at roundoff."""
+    """Computes reciprocals 1/x of a spectrum, for derivatives; 0 at roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]

@@ -18,7 +18,7 @@ class Cut(NamedTuple):
 def cut_spectrum(
     energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> Cut:
-    """Decides how many directions a leading subspace keeps, from a rank and an energy budget."""
+    """Cuts a spectrum: decides how many directions to keep, by a rank and an energy budget."""
     xp = _xp(energies)
     if share is not None:
         tail = share * energies.sum(-1)

@@ -107,7 +107,7 @@ def asked_of(method: Method, share: float | None, given: Any) -> Asked:
 
 
 def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
-    """Computes the leading left or right singular subspace of a NumPy matrix.
+    """Computes the leading left or right singular subspace of a host matrix, by NumPy.
 
     Args:
       a: (m, n).
@@ -203,7 +203,7 @@ def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | N
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
-    """Truncates eigenvectors on the host to the smallest subspace that meets the criterion."""
+    """Truncates a subspace on the host to the fewest eigenvectors that meet the criterion."""
     suffix = np.cumsum(w[::-1])
     total = float(suffix[-1])
     noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
@@ -246,7 +246,7 @@ def _more(found: Subspace, lost: float, total: float) -> Subspace:
 
 
 def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Computes a leading singular subspace of a NumPy matrix by an SVD."""
+    """Computes a leading singular subspace of a host matrix by an SVD."""
     a = adjoint(a) if right else a
     a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
     m, n = a.shape
@@ -282,7 +282,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
+    """Computes a leading subspace of a host matrix by a random sketch; None if too inaccurate.
 
     Where so many columns are too few, wider sketches are tried while they are cheap.
 

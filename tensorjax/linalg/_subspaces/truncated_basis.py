@@ -112,7 +112,7 @@ def left_basis(
 
 
 def _host_basis(a: Any, tail: Any, share: Any, key: Any, rank: int | None, method: Method) -> Basis:
-    """Computes a leading subspace of a NumPy array, scaled if squares may be out of range."""
+    """Computes the truncated basis of a NumPy array, scaled if squares may be out of range."""
     found, failed = None, None
     try:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -134,7 +134,7 @@ def _host_basis(a: Any, tail: Any, share: Any, key: Any, rank: int | None, metho
 
 
 def _is_in_range(found: Basis, a: np.ndarray) -> bool:
-    """Whether squares of a matrix's entries were in range, by its largest singular value."""
+    """Whether a basis was truncated with squares in range, by its largest singular value."""
     if not found.energies.size:
         return True
     largest, info = found.energies[..., 0], jnp.finfo(a.dtype)
@@ -142,7 +142,7 @@ def _is_in_range(found: Basis, a: np.ndarray) -> bool:
 
 
 def check_options(a: Any, rank: Any, share: Any, method: Any, key: Any = None) -> None:
-    """Checks the arguments of a search for a leading subspace."""
+    """Checks the arguments of `left_basis`, a truncated basis."""
     check_matrices("a", a)
     if rank is not None:
         _check.integer("rank", rank, low=0)
@@ -181,7 +181,7 @@ _differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
 
 @_differentiable_basis.defjvp
 def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates a leading singular subspace as a whole, not vector by vector.
+    """Differentiates a truncated basis as a whole subspace, not vector by vector.
 
     Kept directions move towards discarded ones and out of the range; among themselves they stay
     put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,

@@ -37,7 +37,7 @@ def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array)
 def merge(
     cuts: Sequence[int], cores: Sequence[jax.Array], gates: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Merges neighbouring TT-matrix cores (r, m, n, s); returns them and the remaining gates."""
+    """Merges TT-matrix cores (r, m, n, s) for a compiled lookup; returns them and other gates."""
     merged = [_product(cores[j:k], gates[j : k - 1]) for j, k in pairwise(cuts)]
     return merged, [gates[k - 1] for k in cuts[1:-1]]
 
@@ -82,7 +82,7 @@ def _either_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) ->
 
 
 def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> Any:
-    """Looks ids up by sweeps, or in the whole table of more distinct ids than the plan says.
+    """Looks ids up by compiled sweeps, or in the whole table of more ids than the plan says.
 
     How many are distinct is known at run time only: a tenth of the ids where they are words, and
     nearly all of them where they are uniform.
@@ -102,7 +102,7 @@ def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> 
 
 
 def _by_table(request: Request, operands: Any, gates: Any, ids: jax.Array, *cotangent: Any) -> Any:
-    """Looks up embedding rows in the whole table, or their gradient with respect to its arrays."""
+    """Looks up embedding rows, or their gradient, in the whole table in place of compiled code."""
     rows = functools.partial(make_rows, request, ids=ids)
     return jax.vjp(rows, operands, gates)[1](*cotangent) if cotangent else rows(operands, gates)
 

@@ -23,7 +23,7 @@ _MOVE = 32
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects gates that an embedding lookup multiplies into gathered slices, not whole cores."""
+    """Selects gates that a contraction tree multiplies into gathered slices, not whole cores."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -33,7 +33,7 @@ def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int,
 
 
 def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects an embedding's arrays from which a lookup gathers slices without a transpose.
+    """Selects an embedding's arrays from which a contraction tree gathers without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -119,7 +119,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the row modes and open axes of a product of an embedding's arrays ``mask``."""
+        """Returns row modes and open axes of a product of arrays ``mask`` in a contraction tree."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -131,7 +131,7 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """Lists the ways to split an embedding's set of arrays ``mask`` into two connected sets.
+        """Lists ways to split arrays ``mask`` into two connected sets, nodes of a contraction tree.
 
         Pairs that share no axis are left out: their outer product is never the cheapest.
         """
@@ -163,21 +163,21 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a product of embedding arrays for one tuple of row indices."""
+        """Counts the elements of a contraction tree's product for one tuple of row indices."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the combinations of row indices of a product of embedding arrays."""
+        """Counts the combinations of row indices of a product in a contraction tree."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations of one product in an embedding lookup of ``rows`` rows."""
+        """Counts the operations of one product in a contraction tree for ``rows`` rows."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of precomputing a product of embedding arrays for all rows."""
+        """Returns the least cost of precomputing a contraction tree's product for all rows."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -188,7 +188,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a product of embedding arrays for given ids, and its parts."""
+        """Returns the least cost of a contraction tree's product for given ids, and its parts."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):

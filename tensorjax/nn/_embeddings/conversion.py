@@ -17,8 +17,8 @@ from tensorjax.nn._dense_weights import (
 )
 from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
-from tensorjax.nn._tensor_layers import Certificate
 
 
 def from_embedding(

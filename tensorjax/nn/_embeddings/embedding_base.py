@@ -23,9 +23,9 @@ from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, 
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._layer_base import GatedLayer
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
-from tensorjax.nn._tensor_layers import GatedLayer
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]
@@ -139,15 +139,15 @@ class Embedding(GatedLayer):
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
-        """Returns the arrays of the embedding's table without gates, and their structure."""
+        """Returns arrays of any compressed embedding's table without gates, and their structure."""
 
     def _gated(self) -> tuple[list[jax.Array], LookupNetwork]:
-        """Returns the arrays of the embedding's table, multiplied by gates, and their structure."""
+        """Returns arrays of any compressed embedding's table, with gates, and their structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans the lookup of ``count`` ids in the embedding, with operation counts.
+        """Plans the lookup of ``count`` ids in any compressed embedding, with operation counts.
 
         Args:
           count: how many ids a call looks up, repeated ones included.
@@ -161,7 +161,7 @@ class Embedding(GatedLayer):
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans an embedding's lookup of ids, by compiled CPU code where possible."""
+        """Plans any compressed embedding's lookup of ids, by compiled CPU code where possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = (*operands, *values(self.gates))
@@ -177,7 +177,7 @@ class Embedding(GatedLayer):
         )
 
     def __call__(self, ids: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Looks up the rows of integer ids in the embedding's table.
+        """Looks up the rows of integer ids in any compressed embedding's table.
 
         Args:
           ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
@@ -256,7 +256,7 @@ class Embedding(GatedLayer):
         return logits.reshape(*lead, self.num_embeddings)
 
     def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the embedding's table as a dense array (num_embeddings, features).
+        """Returns any compressed embedding's table as a dense array (num_embeddings, features).
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.

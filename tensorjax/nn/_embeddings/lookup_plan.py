@@ -188,7 +188,7 @@ _SLICE = 2.7  # an element of the slices that its row is a product of
 
 
 def _dense_above(network: LookupNetwork, features: int, count: int) -> int | None:
-    """Finds the distinct ids above which embedding rows are gathered from the whole matrix."""
+    """Finds the ids above which a lookup plan gathers rows from the whole embedding matrix."""
     if count < _FEW:
         return None
     size = math.prod(network.rows)
@@ -200,7 +200,7 @@ def _dense_above(network: LookupNetwork, features: int, count: int) -> int | Non
 
 
 class Chain(NamedTuple):
-    """Choice of which neighbouring TT-cores a compiled embedding lookup merges, with its cost.
+    """Plan that says which neighbouring TT-cores a compiled embedding lookup merges, with its cost.
 
     Attributes:
       cuts: merged core g has the cores from cuts[g] up to cuts[g + 1], that one excluded.
@@ -219,7 +219,7 @@ class Chain(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_chain(shapes: _Shapes, count: int) -> Chain:
-    """Chooses which neighbouring TT-cores to merge for an embedding lookup of ``count`` rows."""
+    """Plans which neighbouring TT-cores to merge for an embedding lookup of ``count`` rows."""
     order = len(shapes)
 
     @functools.cache
@@ -238,7 +238,7 @@ def plan_chain(shapes: _Shapes, count: int) -> Chain:
 
 
 def _cost(shapes: _Shapes, count: int) -> int:
-    """Estimates the operations of merging TT-cores and looking up ``count`` rows in the result."""
+    """Estimates, for a lookup plan, the operations of merging TT-cores and looking up rows."""
     r, m, n, s = merged_shape(shapes)
     size = r * n * s
     rows = count * (_READ * (size + max(0, size - _FAST)) + _STEP)
@@ -248,7 +248,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Counts the operations to look up one row in an embedding of merged TT-cores."""
+    """Counts, for a lookup plan, the operations to look up one row in merged TT-cores."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]
@@ -260,14 +260,14 @@ def _row_flops(shapes: _Shapes) -> tuple[int, int]:
 
 
 def merged_shape(shapes: _Shapes) -> tuple[int, int, int, int]:
-    """Returns the shape (r, m, n, s) of neighbouring TT-matrix cores merged into one."""
+    """Returns the shape (r, m, n, s) of TT-matrix cores that a lookup plan merges into one."""
     rows, columns = (math.prod(s[axis] for s in shapes) for axis in (1, 2))
     return shapes[0][0], rows, columns, shapes[-1][3]
 
 
 @functools.lru_cache(maxsize=4096)
 def _merging_flops(shapes: _Shapes) -> int:
-    """Counts the fewest operations that merge neighbouring TT-cores of an embedding into one."""
+    """Counts, for a lookup plan, the fewest operations that merge TT-cores into one."""
     if len(shapes) == 1:
         return 0
     size = 2 * math.prod(merged_shape(shapes))

@@ -33,7 +33,7 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """Request for embedding rows as static, hashable data: network, columns, count and dtype.
+    """Request of a lookup by XLA as static, hashable data: network, columns, count and dtype.
 
     Attributes:
       network: of the layer's arrays, or of merged cores.
@@ -65,12 +65,12 @@ class Request(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """Cheapest contraction tree for the embedding rows."""
+        """Cheapest contraction tree for the embedding rows that XLA looks up."""
         return search(self.network, self.count, self.whole)
 
     @property
     def size(self) -> int:
-        """Number of embedding rows with padding; as an id it means a zero row, the next one NaN."""
+        """Number of rows that XLA looks up, padded; as an id it is a zero row, the next one NaN."""
         return math.prod(self.network.rows)
 
 
@@ -87,7 +87,7 @@ def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Arra
 
 
 def _rows_of_whole(request: Request, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Gathers embedding rows from the whole matrix; zero or NaN rows for ids outside of it.
+    """Looks up, by XLA, embedding rows in the whole matrix; zero or NaN rows for other ids.
 
     The marks are added, not selected: in the backward pass a selection would be one more array of
     the size of all rows, and what stands outside is dropped by the scatter as it is.
@@ -105,7 +105,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Computes tables of partial core products, gates included, to gather embedding rows from."""
+    """Computes, for lookups by XLA, tables of partial core products, gates included."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)
@@ -118,7 +118,7 @@ def marked_rows(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Gathers embedding rows from tables; zero or NaN rows for padding and invalid ids.
+    """Looks up rows in tables, by XLA; zero or NaN rows for padding and invalid ids.
 
     The mask also keeps NaN and Inf of the sentinel rows' cotangents out of row 0.
     """
@@ -133,7 +133,7 @@ def marked_rows(
 def make_tables(
     tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Computes tables of partial core products, from which embedding rows are gathered.
+    """Computes tables of partial core products, in which XLA looks up embedding rows.
 
     Args:
       tree: of `search`.
@@ -219,7 +219,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """Splits ids of embedding rows into indices, one for each table's row mode, in mixed radix."""
+    """Splits ids that XLA looks up into indices, one for each table's row mode, in mixed radix."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)
@@ -238,7 +238,7 @@ def lookup_by_xla(
 
 
 class _Distinct(NamedTuple):
-    """Distinct ids of an embedding lookup, ascending, and the position of every id among them.
+    """Distinct ids of a lookup by XLA, ascending, and the position of every id among them.
 
     Attributes:
       ids: (a multiple of the capacity,), filled up with ids of rows that are zero.
@@ -268,7 +268,7 @@ def _distinct(request: Request, ids: jax.Array) -> _Distinct:
 
 
 def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Sorts embedding ids below ``most``; returns them and their original positions."""
+    """Sorts ids below ``most`` for a lookup by XLA; returns them and their original positions."""
     (count,) = ids.shape
     position = jnp.arange(count, dtype=ids.dtype)
     if not is_static(count) or most * count > jnp.iinfo(ids.dtype).max:
@@ -281,7 +281,7 @@ def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
-    """Returns the k-th block of the distinct ids of an embedding lookup."""
+    """Returns the k-th block of the distinct ids that XLA looks up."""
     capacity = request.count
     return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
 
@@ -292,7 +292,7 @@ def _over_parts(
     begin: Callable[[Any], Any],
     go_on: Callable[[Any, Any], Any],
 ) -> Any:
-    """Runs an embedding lookup block by block: ``begin`` for the first, ``go_on`` after it."""
+    """Runs an XLA lookup block by block: ``begin`` for the first, ``go_on`` after it."""
     first = jnp.zeros((), found.ids.dtype)
     return jax.lax.while_loop(
         lambda state: state[0] * request.count < found.count,

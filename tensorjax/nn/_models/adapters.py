@@ -21,7 +21,7 @@ from tensorjax.nn._specs import TT, Spec
 
 
 class Frozen(nnx.Variable):
-    """Variable type that replaces `nnx.Param` for weights that training must not change.
+    """Variable type that replaces `nnx.Param` for weights frozen beside adapters.
 
     `adapt` makes it of every parameter of a model that is no adapter, and `merge_adapters` makes a
     parameter of it again.
@@ -104,7 +104,7 @@ def adapt(
     scale: float = 1.0,
     rngs: nnx.Rngs | None = None,
 ) -> Any:
-    """Copies a model, freezes its weights and adds a trainable low-rank update to each layer.
+    """Copies a model, freezes its weights and adds an adapter, a low-rank update, to each layer.
 
     Every dense layer that the rules match becomes an `Adapted` one, y = x W + bias + scale · x ΔW,
     with ΔW a tensor train (LoRETTA), or W = U D V by `LowRank` (LoRA, with a gate on its bond).
@@ -183,7 +183,7 @@ def adapt(
 
 
 def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Copies an adapted model and adds every update to its dense weight.
+    """Copies an adapted model and adds every adapter's update to its dense weight.
 
     Sums are made in double precision on the host and rounded once to the dtype of the weight.
     `Frozen` variables become parameters again.

@@ -97,7 +97,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Converts one tensorised layer that is not stacked to a dense layer without bias."""
+    """Detensorises one layer that is not stacked: converts it to a dense layer without bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))
@@ -109,7 +109,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Builds the dense layer with a given weight that replaces a tensorised layer."""
+    """Builds the dense layer of a given weight that stands for a layer to be detensorised."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

@@ -12,9 +12,9 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, values
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
 
 
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
-    """Stores an exported dense layer's certificate: the rounding error of its weight.
+    """Certifies an exported dense layer's exact weight: stores its rounding error.
 
     Args:
       new: the dense layer.

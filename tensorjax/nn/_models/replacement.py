@@ -9,11 +9,11 @@ from flax import nnx
 
 from tensorjax import linalg
 from tensorjax.nn._dense_weights import check_plain
+from tensorjax.nn._layer_base import certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral, flat
 from tensorjax.nn._models.spec_candidates import is_random
 from tensorjax.nn._models.stacked_layers import copies, lead, norm, stacked
 from tensorjax.nn._specs import Spec
-from tensorjax.nn._tensor_layers import certificates
 
 Ranks = Literal["own", "shared"]
 
@@ -84,7 +84,7 @@ def _single(
 
 
 def _as_fresh(new: Any, layer: Any) -> Any:
-    """Rescales a layer converted from random weights to their norm, with gates of one.
+    """Rescales a replacement made from random weights to their norm, with gates of one.
 
     Of a flat spectrum a truncation keeps what the first ranks hold of the norm, a third of it at
     tenfold compression. Layer on layer outputs and gradients would shrink by such factors.

@@ -38,7 +38,7 @@ def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
 
 
 def pattern(path: str) -> str:
-    """Escapes a layer's path to a pattern of `tensorize` that matches this path only."""
+    """Escapes a layer's path to the pattern of a rule of `tensorize` for this path only."""
     return path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 
@@ -79,7 +79,7 @@ def _matches(pattern: str, paths: Sequence[str]) -> bool:
 def _raise_unmatched(
     pattern: str, candidates: Sequence[list[str]], obstacles: Mapping[int, tuple[list[str], str]]
 ) -> None:
-    """Raises ValueError for a `tensorize` pattern that matches no layer; lists the layers."""
+    """Raises ValueError for a rule of `tensorize` that matches no layer; lists the layers."""
     known = ", ".join(paths[0] or "the model itself" for paths in candidates[:20])
     kept = [
         f"{paths[0] or 'the model itself'} is {why}"
@@ -94,7 +94,7 @@ def _raise_unmatched(
 
 
 def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
-    """Lists the layers that `tensorize` must not replace, with their paths and the reasons."""
+    """Lists layers that no rule of `tensorize` may match, with their paths and the reasons."""
     everywhere = places(model)
     found = {
         at: (paths, why) for at, (module, paths) in everywhere.items() if (why := _why_kept(module))
@@ -108,7 +108,7 @@ def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
 
 
 def _why_kept(module: Any) -> str:
-    """Returns the reason why a module cannot be replaced by `tensorize`, or "".
+    """Returns the reason why rules of `tensorize` cannot match a module, or "".
 
     These are subclasses, and layers with groups, a mask or batch axes.
     """

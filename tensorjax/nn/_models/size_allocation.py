@@ -23,12 +23,12 @@ _FRESH = TTMatrix()
 
 
 def is_open(spec: Any) -> bool:
-    """Whether a layer's specification gives no rank, so that it has to be chosen."""
+    """Whether a layer's specification gives no rank, so that a size is to be allocated to it."""
     return getattr(spec, "rank", None) is None
 
 
 def check_open(path: str, spec: Any) -> None:
-    """Raises ValueError for a layer specification without a rank whose format needs a given one."""
+    """Raises ValueError for a specification without a rank to which no size can be allocated."""
     if not (spec is AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
         raise ValueError(
             f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
@@ -37,7 +37,7 @@ def check_open(path: str, spec: Any) -> None:
 
 
 def weight_size(layer: Any) -> int:
-    """Counts the elements of a dense layer's weight, copies of a stacked one included."""
+    """Counts the elements of a dense layer's weight, for size allocation, copies included."""
     return math.prod(_shape(layer))
 
 
@@ -46,7 +46,7 @@ def _shape(layer: Any) -> tuple[int, ...]:
 
 
 def grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that replacing a dense layer by a tensorised one adds."""
+    """Counts, for size allocation, the parameters that tensorising a dense layer adds."""
     count = max(1, math.prod(lead(layer)))
     one = copies(layer)[0]
     new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
@@ -54,13 +54,13 @@ def grown(layer: Any, spec: Spec) -> int:
 
 
 def of_rank(layer: Any, spec: Any, rank: int) -> Spec:
-    """Returns a layer's specification with a given rank; "auto" becomes a TT-matrix."""
+    """Returns a layer's specification with the rank allocated to it; "auto" becomes a TT-matrix."""
     linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
     return dataclasses.replace(_FRESH if spec is AUTO and linear else spec, rank=rank)
 
 
 def named(path: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function for one layer of a model, and adds the layer's path to raised errors."""
+    """Calls a function of size allocation for one layer; adds the layer's path to raised errors."""
     try:
         return call(*arguments)
     except (TypeError, ValueError) as error:
@@ -69,7 +69,7 @@ def named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 
 class Totals:
-    """Parameter counts of a model as functions of one rank for all layers.
+    """Parameter counts, for size allocation, of a model as functions of one rank for all layers.
 
     Attributes:
       own: layers to choose for, one of every tied set, with path and spec.
@@ -87,7 +87,7 @@ class Totals:
         self._known: dict[Any, int] = {}  # layers alike count alike
 
     def gain(self, place: int, rank: int) -> int:
-        """Counts the parameters that a layer of some rank has beyond the dense one."""
+        """Counts, for size allocation, a layer's parameters at some rank beyond the dense one."""
         layer, path, spec = self.own[place]
         key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
         if key not in self._known:
@@ -96,25 +96,25 @@ class Totals:
         return min(self._known[key], 0) if spec is AUTO else self._known[key]
 
     def total(self, rank: int) -> int:
-        """Counts the parameters of the model with all these layers at some rank."""
+        """Counts, for size allocation, the model's parameters if all layers have some rank."""
         return self.rest + sum(self.gain(k, rank) for k in range(len(self.own)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Layer whose format is to be chosen: its candidates, dense size and number of copies."""
+    """Layer to which a size is allocated: its candidates, dense size and number of copies."""
 
     found: list[Candidate]
     weight: int
     copies: int
 
     def cheapest(self, tol: float) -> Candidate:
-        """Returns a layer's smallest candidate format with error up to ``tol``, or the last one."""
+        """Allocates a layer's smallest candidate format of error up to ``tol``, or the last one."""
         fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
         return next(fits, self.found[-1])
 
     def within(self, size: int) -> Candidate:
-        """Returns a layer's most accurate candidate format of at most a given size."""
+        """Allocates a layer's most accurate candidate format of at most a given size."""
         return [c for c in self.found if c.numbers <= size][-1]
 
 
@@ -122,7 +122,7 @@ def allocated(
     lists: Mapping[int, Listed], rest: int, most: int, fewer: tuple[str, int] | None,
     other: float = math.inf,
 ) -> tuple[dict[int, Candidate], int]:  # fmt: skip
-    """Chooses a format for every layer, greedily by error decrease per parameter.
+    """Allocates sizes to all layers: chooses formats greedily by error decrease per parameter.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
 
@@ -156,7 +156,7 @@ def allocated(
 def filled(
     lists: Mapping[int, Listed], kept: dict[int, Candidate], left: int
 ) -> dict[int, Candidate]:
-    """Spends a size limit's leftover parameters on layers whose error they reduce most."""
+    """Allocates leftover parameters of a size limit to layers whose error they reduce most."""
     kept = dict(kept)
     while kept:
         better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}
@@ -170,7 +170,7 @@ def filled(
 
 
 def check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
-    """Raises ValueError if a model with the smallest ranks has more than ``most`` parameters."""
+    """Raises ValueError if no size allocation, even at smallest ranks, is within ``most``."""
     if least <= most:
         return
     asked = f"size: expected at least {least:,} parameters"

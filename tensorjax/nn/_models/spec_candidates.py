@@ -121,7 +121,7 @@ def is_random(layer: Any) -> bool:
 
 
 def error_bound(layer: Any, rank: int) -> float | None:
-    """Bounds the squared relative error of a dense layer as a train in the shapes by default.
+    """Bounds a candidate's squared relative error: a train in default shapes for a dense layer.
 
     Args:
       layer: as of `candidates`, or `flax.nnx.LinearGeneral`; linear ones become TT-matrices.
@@ -142,7 +142,7 @@ def error_bound(layer: Any, rank: int) -> float | None:
 
 
 def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
-    """Returns a dense layer's weights as matrices, one for each copy of a stack.
+    """Returns a dense layer's weights as matrices, one for each copy of a stack, for candidates.
 
     Returns:
       (the weights, their shape, modes of a convolution's rows and columns or None).
@@ -161,7 +161,7 @@ def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
 
 
 class _Tails:
-    """Truncation errors of the unfoldings of a layer's weight as functions of the rank; cached."""
+    """Truncation errors of unfoldings of a layer's weight by rank, for candidates; cached."""
 
     def __init__(self, weights: Sequence[np.ndarray], shape: tuple[int, int]):
         self.weights = [w / np.linalg.norm(w) for w in weights if w.any()]
@@ -169,7 +169,7 @@ class _Tails:
         self.found: dict[Any, np.ndarray] = {}
 
     def of(self, sides: tuple[int, int], key: Any, unfold: Callable[..., Any], size: Modes) -> Any:
-        """Returns the squared truncation errors of one unfolding at the ranks 0, 1, 2, ….
+        """Returns squared truncation errors of one unfolding at ranks 0, 1, 2, …, for candidates.
 
         Args:
           sides: rows and columns of the weight, padded.
@@ -191,7 +191,7 @@ class _Tails:
 
 
 def _energy(matrix: np.ndarray) -> np.ndarray:
-    """Computes squared singular values, largest first, to predict truncation errors."""
+    """Computes squared singular values, largest first, to predict candidates' truncation errors."""
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     return np.maximum(np.linalg.eigvalsh(matrix @ matrix.conj().T)[::-1], 0)
@@ -275,7 +275,7 @@ def _trains(
 def _bonds(
     tails: _Tails, rows: Modes, columns: Modes, paired: bool, embedding: bool
 ) -> tuple[Modes, list[np.ndarray] | None]:
-    """Computes a train's mode sizes, and the squared truncation errors of its bonds by rank.
+    """Computes a candidate train's mode sizes, and squared truncation errors of its bonds by rank.
 
     Returns:
       (mode sizes; errors of each bond, or None where an unfolding is too large to decompose).
@@ -309,7 +309,7 @@ def _bonds(
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
-    """Returns the least TT-ranks with a squared truncation error of at most ``error`` per bond."""
+    """Returns a candidate's least TT-ranks of squared truncation error ≤ ``error`` per bond."""
     ranks = [max(1, int(np.argmax(tail <= error))) for tail in bonds]
     for k in range(len(ranks)):
         ranks[k] = min(ranks[k], (ranks[k - 1] if k else 1) * sizes[k])
@@ -347,7 +347,7 @@ def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, f
 
 
 def _kept(spec: Any) -> dict[str, Any]:
-    """Returns the options of a layer specification other than ranks and shapes."""
+    """Returns options that all candidates have in common: those other than ranks and shapes."""
     return {
         name: value
         for name, value in vars(spec).items()

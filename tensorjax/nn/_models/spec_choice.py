@@ -41,7 +41,7 @@ Init = Literal["svd", "random"]
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Mapping[str, Spec | None]):
-    """Formats and ranks chosen for a model's layers: rules for `tensorize`, printed as a table.
+    """Specs chosen for a model's layers, format and ranks: rules for `tensorize`, as a table.
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
@@ -261,7 +261,7 @@ def _chosen(
 def _of_one_rank(
     totals: Totals, every: Found, leaders: dict[int, list[int]], most: int, read: bool
 ) -> Choice:
-    """Chooses the largest rank, one for all layers, within a size; then one more where it fits.
+    """Chooses specs of the largest rank, one for all layers, within a size; then one more.
 
     Of random weights no spectrum tells where ranks are needed.
 
@@ -317,7 +317,7 @@ def _bare(spec: Any) -> Spec:
 
 
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
-    """Maps the first layer of every set of tied layers to all layers of the set."""
+    """Maps the first of every set of tied layers, for which specs are chosen, to the whole set."""
     groups = {id(layer): [id(layer)] for layer, _, _ in found}
     for name, layers in ties(model, found):
         if name != "bias":
@@ -337,7 +337,7 @@ def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> Listed:
 
 
 def _most(name: str, given: Any, now: int | None = None) -> int:
-    """Returns the largest parameter count of a compressed model: given, or a share of ``now``."""
+    """Returns the most parameters that the chosen specs may have: given, or a share of ``now``."""
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float | np.integer | np.floating)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
-from tensorjax.nn._tensor_layers import Certificate, certificates
 
 Shape = tuple[int, ...]
 
@@ -92,7 +92,7 @@ def _padded(arrays: Sequence[jax.Array], axes: Shape) -> jax.Array:
 
 
 def norm(layer: Any) -> float:
-    """Computes the Frobenius norm of a layer's weight, dense or tensorised."""
+    """Computes the norm of a layer's weight over all copies in a stack, dense or tensorised."""
     if isinstance(layer, nnx.Embed):
         weight = layer.embedding[...]
     elif hasattr(layer, "kernel") and isinstance(layer.kernel, nnx.Variable):

@@ -8,11 +8,11 @@ from flax import nnx
 
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._layer_base import Certificate
+from tensorjax.nn._layer_base import certificates as measured
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
-from tensorjax.nn._tensor_layers import Certificate
-from tensorjax.nn._tensor_layers import certificates as measured
 
 
 def summary(model: object) -> str:
@@ -63,13 +63,13 @@ def summary(model: object) -> str:
 
 
 def _weights(layer: Any) -> set[int]:
-    """Returns the ids of a layer's parameters without its bias, to recognise tied layers."""
+    """Returns the ids of a layer's parameters without bias, so that a summary knows tied layers."""
     nodes = nnx.iter_graph(layer)
     return {id(v) for path, v in nodes if isinstance(v, nnx.Param) and path[-1] != "bias"}
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns the numbers of rows and columns of a layer's weight, and the length of its bias."""
+    """Returns rows and columns of a layer's weight, and the length of its bias, for a summary."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
@@ -80,7 +80,7 @@ def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
 
 
 def _folds(layer: Any) -> tuple[str, str]:
-    """Formats mode sizes and ranks of a layer as text; empty for a dense layer."""
+    """Formats mode sizes and ranks of a layer for a summary; empty for a dense layer."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
     elif isinstance(layer, TensorConv):
@@ -109,12 +109,12 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a Flax NNX model."""
+    """Counts the parameters of a Flax NNX model, the total of its summary."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def certificates(model: object) -> dict[str, Certificate]:
-    """Returns the error certificates of a model's converted layers, by their paths.
+    """Summarises errors of a model's converted layers: returns their certificates by path.
 
     After `tensorize` they are the errors of the truncations, after `detensorize` those of rounding
     the dense weights to their dtype. They are of the moment of

@@ -11,7 +11,7 @@ from tensorjax.nn._specs import Spec
 
 
 def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Lists every module of a Flax NNX model, by identity, with all paths that lead to it."""
+    """Traverses a Flax NNX model: lists every module, by identity, with all paths to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -26,7 +26,7 @@ def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields a Flax NNX module's direct submodules, with paths, also from lists and dicts."""
+    """Traverses a Flax NNX module's direct submodules, with paths, also from lists and dicts."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value
@@ -101,7 +101,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Lists the sets of layers that share a parameter and are to be replaced by tensorised ones.
+    """Lists sets of tied layers, which share a parameter, that are to be replaced in a model.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -131,7 +131,7 @@ def ties(model: Any, found: Found) -> list[Tie]:
 
 
 def _form(layer: Any) -> tuple[Any, ...]:
-    """Returns a layer's type and sizes, which must be equal for layers that share a weight."""
+    """Returns a layer's type and sizes, which must be equal for tied layers."""
     sides = ("in_features", "out_features", "num_embeddings", "features", "padding_idx", "axis")
     return (type(layer), *(getattr(layer, side, None) for side in sides))
 

@@ -26,9 +26,9 @@ from tensorjax.optim._target.bond_bases import (
     Kinds,
     bases,
     gates_moved,
-    kind_of,
     powers_of_tucker,
 )
+from tensorjax.optim._target.optimizer_moments import kind_of
 from tensorjax.optim._target.train_bases import Cut, Train, Trains, joined
 from tensorjax.optim._tensorised_layers import Layer, Layout
 
@@ -82,7 +82,7 @@ def cut_and_changed(
 
 
 def _is_uniform(layer: Layer, leaves: list[Any], moves: list[Any]) -> bool:
-    """Whether a layer is a tensor train with one dtype of its cores, and one of its gates."""
+    """Whether a layer whose basis changes is a train with one dtype of cores, and of gates."""
     kinds = [
         {(jnp.result_type(leaves[k]), jnp.result_type(moves[k])) for k in parts}
         for parts in (layer.cores, layer.gates)
@@ -162,7 +162,7 @@ def _changed(
 
 
 def _places(layout: Layout) -> list[tuple[int, int]]:
-    """Returns the numbers of each layer's first bond and first core, counted over all layers."""
+    """Returns the numbers of first bonds and cores of layers whose bases change, over all."""
     bonds = itertools.accumulate((len(layer.gates) for layer in layout.layers), initial=0)
     parts = (len(layer.cores) + len(layer.gates) for layer in layout.layers)
     return [*zip(bonds, itertools.accumulate(parts, initial=0), strict=True)]
@@ -180,7 +180,7 @@ def _groups(
     moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool],
     members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
-    """Groups tensorised layers whose bond bases change in one loop, by dtypes and shapes.
+    """Groups layers for a change of basis in one loop, by dtypes and shapes.
 
     Returns:
       (kind, positions of the layers) of each group.
@@ -242,7 +242,7 @@ class _Tuckers:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms stacked Tucker layers to the bases of their bonds' singular vectors."""
+        """Changes stacked Tucker layers to the bases of their bonds' singular vectors."""
         rests = picked(stays, np.array(self.numbers))
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
@@ -284,7 +284,7 @@ class _Tuckers:
 def _tucker_changed(
     layer: Layer, kinds: list[list[str]], arrays: list[jax.Array], stays: jax.Array, found: Bases
 ) -> list[jax.Array]:
-    """Transforms core, factors, gates and moments of one Tucker layer to new bond bases."""
+    """Changes the basis of core, factors, gates and moments of one Tucker layer."""
     out = []
     for part, (old, names) in enumerate(zip(arrays, kinds, strict=True)):
         if part < len(layer.cores):
@@ -300,7 +300,7 @@ def _tucker_changed(
 
 
 def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Bases) -> jax.Array:
-    """Transforms one core or factor of a Tucker layer, with its moments, to new bond bases."""
+    """Changes the basis of one core or factor of a Tucker layer, with its moments."""
     for bond, ends in enumerate(layer.bonds):
         # The factor is on the left, and the core is named first.
         for (core, axis), pair in zip(ends, (found.above, found.below), strict=True):
@@ -341,7 +341,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _as(new: jax.Array, old: Any) -> jax.Array:
-    """Casts a transformed array to the dtype and sharding that it had before."""
+    """Casts an array after a change of basis to the dtype and sharding that it had before."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return like(new, old)

@@ -30,19 +30,19 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 class Factorisations:
-    """Sequence of QRs and SVDs that XLA runs one by one, as concurrent ones may deadlock."""
+    """Sequence of QRs and SVDs for bond bases, run one by one, as XLA's may deadlock."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done
 
     def triangle(self, a: jax.Array) -> jax.Array:
-        """Computes a square r with rᴴ r = aᴴ a by QR, of a matrix or of each of a batch."""
+        """Computes r with rᴴ r = aᴴ a by QR, for bond bases, of one matrix or a batch."""
         r = triangle(after(a, *self.done))
         self.done = (r,)
         return jnp.pad(r, [(0, 0)] * (a.ndim - 2) + [(0, a.shape[-1] - r.shape[-2]), (0, 0)])
 
     def svd(self, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes the SVD of square matrices after the factorisations before it have ended."""
+        """Computes the SVD of square matrices for bond bases, after earlier factorisations."""
         found = linalg.svd(after(a, *self.done))
         self.done = (found[1],)
         return found  # type: ignore[return-value]
@@ -102,7 +102,7 @@ class Bases:
 
 
 def powers_of_train(bonds: int) -> np.ndarray:
-    """Computes exponents of norms, (2, bonds, bonds), that balance the cores of a tensor train.
+    """Computes exponents of norms, (2, bonds, bonds), that balance bond bases of a train.
 
     With a and b the norms of what is left and right of a bond, the derivative by core j of d has
     the norm e_j = a_{j−1} b_j, and log c_k = Σ_{j≤k} log e_j − k/d Σ_j log e_j.
@@ -114,7 +114,7 @@ def powers_of_train(bonds: int) -> np.ndarray:
 
 
 def powers_of_tucker(bonds: int) -> np.ndarray:
-    """Computes exponents of norms that balance core and factors of a Tucker layer."""
+    """Computes exponents of norms that balance bond bases of a Tucker layer."""
     own = np.stack([np.zeros((bonds, bonds)), np.eye(bonds)])
     return own - np.ones((2, bonds, bonds)) / (bonds + 1)
 
@@ -151,19 +151,6 @@ def bases(
     sides = jnp.stack([jnp.linalg.norm(side, axis=(1, 2)) for side in (left, right)])
     norms = jnp.where(fits[:, 0], jnp.sqrt(jnp.max(s, 1, initial=0.0)), sides)
     return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), live, norms.astype(s.dtype))
-
-
-def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Classifies an optimiser moment by how new bond bases change it: as gradient, square, ….
-
-    Those which are real beside complex parameters are squares. Of the others those are taken for
-    squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
-    """
-    if held:
-        return "parameter"
-    if jnp.iscomplexobj(value):
-        return "gradient"
-    return "square" if jnp.iscomplexobj(parameter) else "unknown"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,19 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
     return out
 
 
+def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
+    """Classifies an optimiser moment by how new bond bases change it: as gradient, square, ….
+
+    Those which are real beside complex parameters are squares. Of the others those are taken for
+    squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
+    """
+    if held:
+        return "parameter"
+    if jnp.iscomplexobj(value):
+        return "gradient"
+    return "square" if jnp.iscomplexobj(parameter) else "unknown"
+
+
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
     """Marks the layers whose optimiser state is made of gradients without normalisation.
 

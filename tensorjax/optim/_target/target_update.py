@@ -80,12 +80,12 @@ class TargetStep(Step):
         return self._cuts() | self._tries()
 
     def _cuts(self) -> jax.Array:
-        """Whether the schedule makes this optimiser update cut ranks."""
+        """Whether the schedule makes this update to a target cut ranks."""
         return (self.tick > self.state.tick) & (self.tick % 2 == 1)
 
     @property
     def gate_size(self) -> float:
-        """Parameters that a nonzero rank gate adds to the model size: 1, or 0 if not counted."""
+        """Parameters that a nonzero gate adds to the size in an update to a target: 1 or 0."""
         return float(self.options.compress_to is not None)
 
 
@@ -143,7 +143,7 @@ def towards_target(
 
 
 def _cuts_of(options: Options, layout: Layout, stacks: Stacks | None, given: Any) -> Any:
-    """Returns `_cut_if` with options and layers bound; jitted if the arrays are not traced.
+    """Returns `_cut_if`, the update to a target, with options bound; jitted if not traced.
 
     Operation by operation, its conditions would be compiled anew in every update. The inner
     optimiser is not in it: it may be one that reads its arrays.
@@ -167,7 +167,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Judges the last rank cut, then cuts ranks and changes bond bases if the schedule says so."""
+    """Judges the last rank cut, then cuts towards the target and changes bases if scheduled."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
@@ -232,12 +232,12 @@ def _cut_if(
 
 
 def _slim(x: jax.Array) -> jax.Array:
-    """Drops a last axis of one entry, as that of last cores, for which XLA may copy to a layout."""
+    """Drops a last axis of one entry in an update to a target, whose layout XLA may change."""
     return jax.lax.squeeze(x, (x.ndim - 1,)) if x.ndim > 1 and x.shape[-1] == 1 else x
 
 
 def _of_shape(x: jax.Array, model: Any) -> jax.Array:
-    """Restores the last axis that `_slim` dropped from an array of a parameter's shape."""
+    """Restores the last axis that `_slim` dropped from an array in an update to a target."""
     return x if x.ndim == jnp.ndim(model) else jax.lax.expand_dims(x, (x.ndim,))
 
 
@@ -263,7 +263,7 @@ def _decided(
     step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
     names: tuple[str, ...],
 ) -> tuple[Decision, tuple[jax.Array, jax.Array], jax.Array, dict[str, Any]]:  # fmt: skip
-    """Completes the pruning decision of an update: whether bond bases change, and the new state.
+    """Completes the decision of an update to a target: whether bond bases change; new state.
 
     Returns:
       (the decision, whether bases change and whether parameters jump, be it by that or by a cut or
@@ -284,7 +284,7 @@ def _decided(
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:
-    """Returns a pruning decision that changes no gate, for updates without a rank cut."""
+    """Returns the decision of an update to a target that cuts no rank and changes no gate."""
     joined = [jnp.asarray(moves[k]) for k in layout.gates]
     none = jnp.zeros((sum(x.size for x in joined),), bool)
     parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
@@ -293,7 +293,7 @@ def _undecided(layout: Layout, moves: list[Any]) -> Decision:
 
 
 def _parts(layout: Layout) -> np.ndarray:
-    """Numbers cores and gates over all layers, padded to a rectangular array (layers, parts)."""
+    """Numbers cores and gates of all layers for an update to a target, padded: (layers, parts)."""
     rows, start = [], 0
     for layer in layout.layers:
         parts = len(layer.cores) + len(layer.gates)
@@ -303,13 +303,13 @@ def _parts(layout: Layout) -> np.ndarray:
 
 
 def _stays(layout: Layout, rests: jax.Array) -> jax.Array:
-    """Marks the layers whose bond bases stay, since one of their parameters is frozen."""
+    """Marks layers whose bond bases stay in an update to a target, as a parameter is frozen."""
     held = jnp.append(rests, jnp.zeros((), bool))
     return jnp.any(picked(held, _parts(layout)), 1)
 
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
-    """Adds (gate · gradient)² to the importance of every rank gate."""
+    """Adds (gate · gradient)² to the importance of every rank gate, in an update to a target."""
     out = {}
     for k, x in layout.of_gates(old).items():
         effect = like((gates[k] * slopes[k]).astype(x.dtype), x)
@@ -318,7 +318,7 @@ def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Arr
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
-    """Corrects optimiser updates of gates: zero gates stay zero, and others stay positive.
+    """Corrects gate updates on the way to a target: zero gates stay zero, others positive.
 
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """

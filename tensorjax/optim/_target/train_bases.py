@@ -59,13 +59,13 @@ class Train:
     part: int = 0
 
     def held(self, part: int) -> list[jax.Array]:
-        """Returns the arrays of one core or gate: parameter, update if ranks are cut, moments."""
+        """Returns arrays of a train's core or gate: parameter, update if ranks are cut, moments."""
         value, *moments = self.arrays[part]
         return [value, *([self.moves[part]] if self.moves is not None else []), *moments]
 
 
 class Cut(NamedTuple):
-    """Pruning decision on the gates of all layers, as matrices with one row per bond.
+    """Pruning decision on gates of trains whose bases change, as matrices with one row per bond.
 
     Attributes:
       gates: (bonds, most entries), moves of the gates.
@@ -251,7 +251,7 @@ class Trains:
         return out
 
     def _dtypes(self, places: Places) -> tuple[Any, Any]:
-        """Returns the dtype of parameters, and the widest of parameters and optimiser updates."""
+        """Returns the dtype of the trains' parameters, and the widest of these and the updates."""
         if not places:
             return self.dtype, self.dtype
         n, p = places[0]
@@ -325,7 +325,7 @@ class Trains:
     def _stacked(
         self, places: Places, sizes: list[tuple[int, ...]], shape: tuple[int, ...]
     ) -> jax.Array:
-        """Stacks cores or gates and their moments, padded to one shape: (parts, arrays, …)."""
+        """Stacks cores or gates of trains, and moments, padded to one shape: (parts, arrays, …)."""
         rows = [[x.astype(self.dtype) for x in self.trains[n].held(p)] for n, p in places]
         columns = []
         for a in range(max(map(len, rows))):
@@ -338,12 +338,12 @@ class Trains:
 
 
 def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    """Casts slices of padded arrays to their own dtypes: gates are real among complex cores."""
+    """Casts slices of padded trains' arrays to their own dtypes: real gates, complex cores."""
     return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
 
 
 def _padded(flat: jax.Array, sizes: list[tuple[int, ...]], shape: tuple[int, ...]) -> jax.Array:
-    """Pads arrays, joined to one vector, by zeros to one shape: (arrays, …).
+    """Pads arrays of trains, joined to one vector, by zeros to one shape: (arrays, …).
 
     By computed positions: padded one by one they would be a kernel to compile for every shape.
     """

@@ -28,7 +28,7 @@ from tensorjax.pde._problems.ornstein_uhlenbeck import (
 )
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered
-from tensorjax.tt._rounding import sketched_terms as fused
+from tensorjax.tt._rounding import sums_by_sketches_or_grams as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
 _LOOKS = 1000

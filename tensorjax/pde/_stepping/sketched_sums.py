@@ -8,7 +8,7 @@ are those that the last step needed.
 
 Source: H. Al Daas et al., "Randomized algorithms for rounding in the tensor-train format", SIAM J.
 Sci. Comput. 45 (2023), algorithm 3.2. Ours: the factored operators, the random train (that of
-`tensorjax.tt._rounding.sketched_terms`), and the rule for the widths.
+`tensorjax.tt._rounding.sums_by_sketches_or_grams`), and the rule for the widths.
 """
 
 import functools

@@ -55,7 +55,7 @@ def argmax(
 def argmax(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the largest entry of a real tensor train: value, multi-index and certificate.
+    """Finds the largest entry (extremum) of a real train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -95,7 +95,7 @@ def argmin(
 def argmin(
     t: TT | TTMatrix, *, candidates: int = 256
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
-    """Finds the smallest entry of a real tensor train: value, multi-index and certificate.
+    """Finds the smallest entry (extremum) of a real train: value, multi-index and certificate.
 
     Args:
       t: TT or TTMatrix of real dtype, outside of transformations.
@@ -120,7 +120,7 @@ def argmin(
 
 
 class _Found(NamedTuple):
-    """Candidates for a tensor train's largest entry, and a bound on all other entries."""
+    """Candidates for the extremum of a train's entries, and a bound on all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -179,7 +179,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to all entries of a tensor train of NumPy cores."""
+    """Adds a constant to all entries of a train of NumPy cores, in the search for its extrema."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -193,7 +193,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a tensor train for entries of large magnitude, by beam searches from both ends."""
+    """Searches a tensor train for extrema in magnitude, by beam searches from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -201,7 +201,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a tensor train for large entries by a beam search from left to right."""
+    """Searches a tensor train for extrema by a beam search from left to right."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -227,7 +227,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Improves candidates for a train's largest entry by mode-wise ascent; returns the best."""
+    """Improves candidates for a train's extremum by mode-wise ascent; returns the best."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())
@@ -237,7 +237,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Climbs to a local maximum of a tensor train's entries by changes of one index at a time."""
+    """Climbs to an extremum of a tensor train's entries by changes of one index at a time."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -111,7 +111,7 @@ def diagonal_matrix(t: TT) -> TTMatrix:
 
 @placed
 def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
-    """Computes the pseudo-inverse of an unfolding of a tensor train, as a train of the same shape.
+    """Computes the pseudo-inverse of a train's unfolding, a matrix, as a train of the same shape.
 
     Args:
       t: TT.

@@ -12,7 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_mode, times_right, weighted_sum
 from tensorjax._cores.products import is_in_range, times_in_range
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._formats.scalar_range import Powers, held
+from tensorjax._formats.overflow_checks import Powers, held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -155,7 +155,7 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
 
 
 def _tame(x: np.ndarray) -> tuple[np.ndarray, int]:
-    """Scales a NumPy array by a power of two to a norm near one; returns the exponent too."""
+    """Scales an array of a mode product by a power of two to norm near one; returns that too."""
     if _LOW < np.vdot(x, x).real < _HIGH:
         return x, 0
     scaled, e = linalg.normalized(x)
@@ -167,7 +167,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any, fit: tuple[int, int]) -> list[Any]:
-    """Multiplies a train by 2^exponent: one core, or all cores if that one would overflow."""
+    """Multiplies the train of a mode product by 2^exponent: one core, or all if one overflows."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = fit
     new = np.asarray(cores[at]).astype(kind, copy=False)

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.scaling import balanced, near_one, shared_out
-from tensorjax._formats.scalar_range import held
+from tensorjax._formats.overflow_checks import held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

@@ -287,7 +287,7 @@ def _split(
 
 
 def _times(cores: Cores, factor: float, divide: bool = False) -> Cores:
-    """Multiplies a train by a number, its size shared by all cores: one might overflow.
+    """Multiplies a completion's train by a number, shared by all cores: one might overflow.
 
     The norm, which grows with the number of entries, would sit in one core after a sweep.
     """
@@ -299,7 +299,7 @@ def _times(cores: Cores, factor: float, divide: bool = False) -> Cores:
 
 
 def _freedom(cores: Cores) -> int:
-    """Returns the dimension of the manifold of trains of the TT-ranks of some cores."""
+    """Returns the dimension of the manifold of trains of given TT-ranks that a completion fits."""
     return sum(c.size for c in cores) - sum(c.shape[0] ** 2 for c in cores[1:])
 
 
@@ -325,7 +325,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Fits a train of fixed TT-ranks to samples; returns the best iterate and why it ended."""
+        """Completes a tensor at fixed TT-ranks; returns the best iterate and why it ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)

@@ -23,7 +23,7 @@ from tensorjax.tt._rounding.orthogonalize import are_small, orthogonal_cores
 
 
 def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
-    """Generates iterates of a tensor completion by conjugate gradients at fixed TT-ranks.
+    """Generates iterates of completion by Riemannian conjugate gradients at fixed TT-ranks.
 
     Polak–Ribière directions, transported by projection; a step is the minimiser along its direction
     in the tangent space, and is rounded to the ranks.
@@ -65,7 +65,7 @@ def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
 
 
 def _frame(cores: Cores) -> tuple[Frame, Any]:
-    """Computes the frame at a train of host cores, and the core that follows its left cores."""
+    """Computes the frame at a train of host cores for Riemannian completion, and its last core."""
     x = TT._unchecked(tuple(cores))
     left, exponent = orthogonal_cores(x, x.order - 1)
     right, _ = orthogonal_cores(x, 0)
@@ -73,7 +73,7 @@ def _frame(cores: Cores) -> tuple[Frame, Any]:
 
 
 def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies the cores left and right of each mode at the samples: L_i and R_i."""
+    """Multiplies cores left and right of each mode at samples, for Riemannian completion."""
     ones = np.ones((len(seen.values), 1), seen.values.dtype)
     lefts, rights = [ones], [ones]
     for u, rows in zip(at.left, seen.rows, strict=False):
@@ -86,7 +86,7 @@ def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _variations(
     lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray], weights: np.ndarray, seen: Samples
 ) -> list[Any]:
-    """Sums conj(L_i) w_i conj(R_i) over the samples of each index, for every mode."""
+    """Sums conj(L_i) w_i conj(R_i) of Riemannian completion over each index's samples, by mode."""
     out = []
     for left, right, rows in zip(lefts, rights, seen.rows, strict=True):
         weighted = weights[:, None] * right.conj()
@@ -101,7 +101,7 @@ def _entries(
     deltas: Sequence[Any],
     seen: Samples,
 ) -> np.ndarray:
-    """Evaluates a tangent vector of given variations at the samples."""
+    """Evaluates a tangent vector of given variations at the samples of Riemannian completion."""
     total = np.zeros(len(seen.values), seen.values.dtype)
     for left, right, delta, rows in zip(lefts, rights, deltas, seen.rows, strict=True):
         total += (through(left, delta.transpose(1, 0, 2), rows) * right).sum(1)
@@ -109,7 +109,7 @@ def _entries(
 
 
 def _transported(at: Frame, xi: TT) -> Sequence[Any]:
-    """Projects a tangent vector at another point on the tangent space of a frame: variations."""
+    """Projects the last direction of Riemannian completion on the tangent space of a new frame."""
     return blocks(project(at, xi, even=False))[1]
 
 

@@ -15,7 +15,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.approximation_state import Approximation
 from tensorjax.tt._cross.cross_info import CrossInfo, CrossProgress, Options, Status
 from tensorjax.tt._cross.function_calls import Evaluations, Executor, Jit
 from tensorjax.tt._cross.held_out_error import Estimate

@@ -24,7 +24,7 @@ Status = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class CrossProgress:
-    """Progress report that `cross` passes to its callback after every sweep.
+    """Progress information that `cross` passes to its callback after every sweep.
 
     Attributes:
       sweep: 1, 2, …; odd ones go from left to right.

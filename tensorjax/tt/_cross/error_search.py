@@ -63,12 +63,12 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """Ratio of the longest mode to a digit's, by which `cross` shortens searches at jumps."""
+        """Ratio of the longest mode to a digit's, by which searches for errors are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
     def a_climb(self) -> int:
-        """Least number of evaluations of f in one mode-wise ascent: two sweeps over all modes."""
+        """Least number of evaluations of one ascent in the search of `cross` for errors."""
         return 2 * sum(self._oracle.shape)
 
     def random(self, count: int) -> np.ndarray:
@@ -149,7 +149,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
-        """Returns corners of boxes of a tensor, at which `cross` sees jumps inside the boxes.
+        """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.
 
         The entries that begin with one row are a box, on digits of a grid a small one, and those
         that go on with first or last indices are its corners. If f jumps inside the box, corners
@@ -182,7 +182,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
-        """Draws 0/1 patterns that select corners of a tensor: first or last index per mode."""
+        """Draws 0/1 patterns that select corners of a tensor, to search for errors there."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
         place = np.arange(first, modes)
@@ -191,7 +191,7 @@ class GlobalSearch:
         return np.where(place >= switch, 1 - ends, ends)
 
     def tops(self) -> np.ndarray:
-        """Finds local maxima of a tensor's entries |f| by mode-wise ascent from random entries."""
+        """Searches local maxima of |f| by mode-wise ascent from random entries, to find errors."""
         oracle, modes = self._oracle, self._held.index.shape[1]
         count = np.clip(self._most // self.a_climb, _LEAST_CLIMBS, _CLIMBS)
         starts = self._held.not_zero(int(min(count, oracle.left // (4 * self.a_climb))))
@@ -201,7 +201,7 @@ class GlobalSearch:
     def worst_tops(
         self, cores: Cores, points: np.ndarray, count: int, *, relative: bool = False
     ) -> np.ndarray:
-        """Finds local maxima of a train's error |f − t| by mode-wise ascent.
+        """Searches local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
           points: to start from, the most promising first.
@@ -225,7 +225,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs to a local maximum of a tensor's entries |f|, along one mode after the other."""
+    """Climbs to a local maximum of |f|, mode after mode, in the search for errors of `cross`."""
     best = -1.0
     point = point.copy()
     while True:
@@ -295,7 +295,7 @@ class _Fibres:
         self._cores = cores
 
     def start(self, points: np.ndarray) -> None:
-        """Contracts, for fibres through entries (m, d), the core slices right of every mode."""
+        """Contracts core slices right of every mode, to search for errors on fibres."""
         self._right = [np.ones((len(points), 1))]
         for k in range(points.shape[1] - 1, 0, -1):
             slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
@@ -303,12 +303,12 @@ class _Fibres:
         self._left = np.ones((len(points), 1))
 
     def values(self, k: int) -> np.ndarray:
-        """Evaluates a train's fibres along mode k, (m, n_k), with the modes before k fixed."""
+        """Evaluates a train's fibres along mode k, (m, n_k), in the search for errors."""
         self._rows = absorb(self._left, self._cores[k])  # (entries, n, r)
         return (self._rows * self._right.pop()[:, None]).sum(axis=2)
 
     def take(self, index: np.ndarray) -> None:
-        """Fixes the indices (m,) of a mode, and moves on to the train's fibres along the next."""
+        """Fixes a mode's indices (m,), and takes the search for errors to the next mode."""
         self._left = self._rows[np.arange(len(index)), index]
 
 

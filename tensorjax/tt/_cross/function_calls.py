@@ -78,7 +78,7 @@ class Evaluations:
         return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def places(self, keys: list[int]) -> np.ndarray:
-        """Finds the positions of multi-index keys in `cross`'s record of values; −1 if absent."""
+        """Finds positions of multi-index keys in `cross`'s record of function calls, or −1."""
         return np.array([self._places.get(key, -1) for key in keys], np.int64)
 
     def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
@@ -133,14 +133,14 @@ class Calls:
         return values
 
     def done(self) -> list[Any]:
-        """Returns the function values of a batch that were computed before one call failed."""
+        """Returns the values of a batch from function calls before the one that failed."""
         if not isinstance(self._batch, OneByOne) or self._executor is not None:
             return []
         done, self._batch.done = self._batch.done, []
         return done
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
-        """Finds the point of a batch at which a black-box function raises an error, by bisection.
+        """Finds the point of a batch at which a function call raises an error, by bisection.
 
         Where an executor evaluated the function, its workers do so here too: the function may take
         long, or need what only they have.
@@ -206,15 +206,15 @@ class PaddedCalls:
         return self._eager(points) if self.called else self._first(points)
 
     def done(self) -> list[Any]:
-        """Returns the function values of a batch that were computed before one call failed."""
+        """Returns the values of a batch from eager function calls before the one that failed."""
         return self._eager.done()
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
-        """Finds the point of a batch at which a black-box function raises an error, or None."""
+        """Finds the point of a batch at which a function call raises an error, or None."""
         return self._eager.culprit(error, points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Evaluates a black-box function on its first batch; notes if it returns JAX arrays."""
+        """Calls a black-box function on its first batch; notes if it returns JAX arrays."""
         head = self._eager(points if self._vectorized else points[:1])
         self.called = True
         self._is_jax = isinstance(head, jax.Array)
@@ -231,7 +231,7 @@ class PaddedCalls:
 
 
 def _padded(f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
-    """Evaluates the function of `cross` on a batch padded by copies of its last point."""
+    """Calls the function of `cross` on a batch padded by copies of its last point."""
     size = _bucket(len(points))
     padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
     out = np.asarray(f(np.concatenate([points, padding])))
@@ -240,7 +240,7 @@ def _padded(f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Vectorises a function sampled by `cross` with `jax.vmap`; cached, so it compiles once."""
+    """Vectorises calls of a function of `cross` by `jax.vmap`; cached, so it compiles once."""
     return jax.vmap(f)
 
 
@@ -249,7 +249,7 @@ def _bucket(count: int) -> int:
 
 
 def _of_executor(error: Exception) -> bool:
-    """Whether an error came from an executor: a dead worker, or an object it cannot pickle."""
+    """Whether an error in calls of f came from an executor: a dead worker, or no pickling."""
     if isinstance(error, BrokenExecutor | CancelledError | pickle.PicklingError):
         return True
     unsent = isinstance(error, AttributeError | TypeError) and "pickle" in str(error)
@@ -308,7 +308,7 @@ class OneByOne:
 
 
 def unmasked(values: Any) -> Any:
-    """Replaces masked entries of a function's values, a NumPy masked array, by NaN."""
+    """Replaces masked entries of values from function calls, NumPy masked arrays, by NaN."""
     if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
         return values
     wide = values.astype(np.result_type(values.dtype, np.float32))
@@ -316,7 +316,7 @@ def unmasked(values: Any) -> Any:
 
 
 def double(values: np.ndarray) -> np.ndarray:
-    """Copies a function's checked values to new arrays of float64 or complex128.
+    """Copies the checked values of function calls to new arrays of float64 or complex128.
 
     Example:
       >>> import numpy as np
@@ -328,7 +328,7 @@ def double(values: np.ndarray) -> np.ndarray:
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Joins a black-box function's values, of points or of batches, to one array.
+    """Joins the values of several function calls, of points or of batches, to one array.
 
     Example:
       >>> import numpy as np
@@ -342,7 +342,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Converts a black-box function's values to NumPy numbers; ValueError if impossible.
+    """Converts the values of a function call to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

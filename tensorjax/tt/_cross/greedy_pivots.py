@@ -196,7 +196,7 @@ class Sets:
     def _probes(
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws random entries of a bond's unfolding, off rows and columns of `cross`'s pivots."""
+        """Draws random entries of a bond's unfolding, off rows and columns of greedy pivots."""
         i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
@@ -267,17 +267,17 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Computes the error of a cross interpolation at entries (i, j) of a bond's unfolding."""
+        """Computes the error at entries (i, j) of the interpolation at a bond's greedy pivots."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates residuals of a cross interpolation at entries (i, j) after a new pivot."""
+        """Updates residuals at entries (i, j) after a new greedy pivot."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a cross interpolation's pivot in column j or row i, unless the residual is small."""
+        """Adds a greedy pivot in column j or row i, unless the residual is small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -296,12 +296,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Bounds the roundoff in the residual of a cross interpolation at entry (i, j)."""
+        """Bounds the roundoff in the residual at entry (i, j) of greedy pivots' interpolation."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates column j of a tensor's unfolding: returns its values and its residuals."""
+        """Evaluates column j of an unfolding for greedy pivots: its values and its residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -309,7 +309,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates row i of a tensor's unfolding: returns its values and its residuals."""
+        """Evaluates row i of an unfolding for greedy pivots: returns its values and residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:

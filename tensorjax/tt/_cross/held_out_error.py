@@ -96,7 +96,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Evaluates all entries of a tensor as held-out ones, which makes error estimates exact."""
+        """Evaluates all entries as held-out ones, which makes error estimates of `cross` exact."""
         if self.all:
             return
         index = self._every()
@@ -202,7 +202,7 @@ class HeldOut:
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to have jumps: few distinct values at `cross`'s held-out entries."""
+        """Whether few distinct values at `cross`'s held-out entries show that f has jumps."""
         values = self.values[: self.uniform]
         levels, counts = np.unique(values, axis=0, return_counts=True)
         common = levels[counts.argmax()]
@@ -263,7 +263,7 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def exact(self, cores: Cores) -> bool:
-        """Whether a tensor train equals f up to roundoff at every random entry, small or large.
+        """Whether a train equals f up to roundoff at every random held-out entry, small or large.
 
         Then it has found all of f that has a tail: another peak, as small as the one found, would
         be far above the roundoff of the small values that random entries meet.
@@ -298,7 +298,7 @@ class HeldOut:
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Computes the absolute errors of a tensor train at multi-indices with known values."""
+        """Computes errors of a tensor train at further held-out multi-indices with known values."""
         return np.sqrt(squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:

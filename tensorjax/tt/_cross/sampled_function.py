@@ -107,7 +107,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates a function for `cross` for the first time; finds the number of components."""
+        """Samples a function for `cross` for the first time; finds the number of components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -121,33 +121,33 @@ class Oracle:
 
     @property
     def left(self) -> float:
-        """Number of evaluations of f that the budget of `cross` still allows."""
+        """Number of samples of the function that the budget of `cross` still allows."""
         return self._budget - self.evaluations
 
     @property
     def remembered(self) -> int:
-        """Number of multi-indices whose values are in the cache."""
+        """Number of multi-indices at which the sampled function's values are in the cache."""
         return len(self._rows)
 
     def holds(self, count: int) -> bool:
-        """Whether the cache has room for so many values, and never forgets one of them."""
+        """Whether the sampled function's cache has room for so many values, and forgets none."""
         return count <= self._cache
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function of `cross` at multi-indices: (m, 1) or (m, components)."""
+        """Samples the function of `cross` at multi-indices: (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])
 
     def known(self, index: np.ndarray) -> np.ndarray:
-        """Returns for each multi-index whether f's value is in the cache of `cross`."""
+        """Returns for each multi-index whether the sampled function's value is in the cache."""
         keys = self.part(index, 0).keys.tolist()
         return np.fromiter((key in self._rows for key in keys), bool, len(keys))
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Builds parts (m, k) of `cross`'s multi-indices, from mode ``first`` on."""
+        """Builds parts (m, k) of a sampled function's multi-indices, from mode ``first`` on."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the function of `cross` at m entries, each of a left and a right part."""
+        """Samples the function of `cross` at m entries, each of a left and a right part."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -156,7 +156,7 @@ class Oracle:
         return self._picked(values, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the function of `cross` at all pairs of left and right parts, as a matrix."""
+        """Samples the function of `cross` at all pairs of left and right parts, as a matrix."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -172,7 +172,7 @@ class Oracle:
         return values[np.arange(len(values)), component] if self._components else values[:, 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns values of f from the cache of `cross`; evaluates f at missing entries.
+        """Returns values of a sampled function from the cache; evaluates it at missing entries.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -207,7 +207,7 @@ class Oracle:
         return out
 
     def _keep(self, keys: list[int], values: np.ndarray) -> None:
-        """Caches values of f for `cross`; empties the cache first if it is too large."""
+        """Caches values of the sampled function; empties the cache first if it is too large."""
         first = len(self._rows)
         if first + len(keys) > self._cache:
             self._rows, self._values, first = {}, self._values[:0], 0
@@ -224,7 +224,7 @@ class Oracle:
         self._rows.update(zip(keys, range(first, total), strict=True))
 
     def _count(self, values: np.ndarray, index: np.ndarray) -> None:
-        """Counts evaluations of f by `cross`, and records the largest value and its index."""
+        """Counts samples of the function of `cross`; records the largest value and its index."""
         self.evaluations += len(values)
         sizes = np.abs(values)
         if (largest := float(sizes.max())) > self.largest:
@@ -233,7 +233,7 @@ class Oracle:
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
     def again(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the function of `cross` again at known multi-indices, to see if it changes."""
+        """Samples the function of `cross` again at known multi-indices, to see if it changes."""
         values = self._evaluated(index, self.part(index, 0).keys.tolist())
         self.evaluations += len(index)
         return linalg.scaled(values, -self.exponent)
@@ -241,7 +241,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
-        """Evaluates the function of `cross` at new multi-indices; tells if others were rescaled."""
+        """Samples the function of `cross` at new multi-indices; tells if others were rescaled."""
         if self._record is None:
             values = self._evaluated(index, keys)
         else:
@@ -264,7 +264,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _evaluated(self, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Evaluates the function of `cross` at multi-indices in batches, and checks its values."""
+        """Samples the function of `cross` at multi-indices in batches, and checks its values."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -284,7 +284,7 @@ class Oracle:
         return values
 
     def _save(self, keys: list[int], values: np.ndarray) -> None:
-        """Adds the finite values of a failed batch to `cross`'s record of evaluations."""
+        """Adds finite values of a sampled function's failed batch to the record of evaluations."""
         finite = np.flatnonzero(np.isfinite(values).all(axis=1))
         if not finite.size:
             return
@@ -295,7 +295,7 @@ class Oracle:
             self._record = self._record.more(*kept, self.dtype)
 
     def _positions(self, keys: list[int]) -> np.ndarray:
-        """Converts flat positions of tensor entries to an array: int64, or Python integers."""
+        """Converts flat positions of a sampled function's entries: to int64, or Python integers."""
         return np.array(keys, self._strides.dtype)
 
     def _recorded(self, keys: np.ndarray, values: np.ndarray, held_out: int) -> Evaluations:
@@ -311,7 +311,7 @@ class Oracle:
         return out if old is None else out.more(old.keys, old.values, old.dtype)
 
     def _piece(self, points: np.ndarray, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Evaluates the function of `cross` on one batch; checks values and casts to double."""
+        """Samples the function of `cross` on one batch; checks values and casts to double."""
         first = 0 if self._calls.called else 1  # the first call of all is of one point
         try:
             out = self._calls(points)
@@ -326,7 +326,7 @@ class Oracle:
         return self._checked(out, points)
 
     def _checked(self, out: Any, points: np.ndarray) -> np.ndarray:
-        """Checks the shape of values of the function of `cross`, and casts them to double."""
+        """Checks the shape of values of a sampled function, and casts them to double."""
         values = numbers(np.asarray(out))
         kinds = "(batch,) or (batch, components)"
         if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
@@ -352,13 +352,13 @@ class Oracle:
         return wide.reshape(len(points), -1)
 
     def _found(self, kind: Any) -> None:
-        """Widens the dtype of the function of `cross` to hold newly returned values."""
+        """Widens the dtype of a sampled function to hold newly returned values."""
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
 
     def _name(
         self, error: Exception, points: np.ndarray, index: np.ndarray, at: int | None
     ) -> None:
-        """Adds to an error of the function of `cross` the multi-index that raised it."""
+        """Adds to an error of a sampled function the multi-index that raised it."""
         if isinstance(error, NOT_TRACEABLE):
             return
         at = self._calls.culprit(error, points) if at is None else at

@@ -1,11 +1,11 @@
-"""Search of `cross`: sweeps add greedy pivots until held-out entries meet the tolerance."""
+"""Sweeps of `cross`: they add greedy pivots until held-out entries meet the tolerance."""
 
 import math
 import time
 
 import numpy as np
 
-from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.approximation_state import Approximation
 from tensorjax.tt._cross.cross_info import ADVICE, ALL_ZERO, CrossInfo, CrossProgress, Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
@@ -50,7 +50,7 @@ _NEARLY = 10
 
 
 class Search:
-    """Search of `cross`: sweeps that add pivots until the error meets the tolerance.
+    """Sweeps of a cross approximation, which add pivots until the error meets the tolerance.
 
     Attributes:
       globally: search for errors all over the tensor.
@@ -111,12 +111,12 @@ class Search:
 
     @property
     def doubt(self) -> float:
-        """Standard error that `cross` adds for unsampled regions of a function with jumps."""
+        """Standard error that sweeps of `cross` add for unsampled regions of an f with jumps."""
         return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
 
     @property
     def _full(self) -> bool:
-        """Whether all entries of a tensor were read, and its train has no fewer parameters."""
+        """Whether sweeps of `cross` read all entries, and the train has no fewer parameters."""
         held = self.held
         parameters = sum(c.size for c in self.fit.cores)
         if not held.all or held.size < _MANY or parameters < held.values.size:
@@ -125,7 +125,7 @@ class Search:
         return bool(counts.max() <= _SAME_VALUE * len(held.values))
 
     def _unsteady(self) -> float:
-        """Measures how much f changes when `cross` evaluates it again, relative to its rms."""
+        """Measures, before sweeps of `cross`, how much f changes when it is evaluated again."""
         places = np.arange(min(_AGAIN, len(self.held.index)))
         if self.held.all:  # which are in order, and the first one may be the largest
             places = (2 * places + 1) * len(self.held.index) // (2 * len(places))
@@ -154,11 +154,11 @@ class Search:
         return self._read_after(self._sweep_on(self.fit.sets))
 
     def _first_fits(self) -> bool:
-        """Whether a rank-one train through the first pivot meets the tolerance of `cross`."""
+        """Whether, before any sweep of `cross`, a rank-one train meets the tolerance."""
         return self._measured().bound <= self.tol
 
     def _measured(self) -> Estimate:
-        """Estimates the error of `cross`'s tensor train, at more held-out entries if in doubt."""
+        """Estimates the error after a sweep of `cross`, at more held-out entries if in doubt."""
         estimate = self.fit.measure()
         more = min(self._options.wanted - self.held.uniform, self._oracle.left)
         if estimate.error <= self.tol < estimate.bound and more >= 1:
@@ -168,7 +168,7 @@ class Search:
         return estimate
 
     def _read_after(self, status: Status) -> Status:
-        """Evaluates a tensor in full, if small enough, after a search of unknown error."""
+        """Evaluates a tensor in full, if small enough, after sweeps of `cross` of unknown error."""
         fit = self.fit
         if status == "converged" and self.doubt > self.tol and not fit.like_exact:
             status = "unseen"
@@ -183,7 +183,7 @@ class Search:
             return status
 
     def _read(self) -> Status | None:
-        """Reads all entries during a search of `cross`; None if f or the budget does not allow."""
+        """Reads all entries in place of more sweeps of `cross`; None if f or the budget forbids."""
         if self._fails:
             return None
         try:
@@ -245,7 +245,7 @@ class Search:
         return level, added
 
     def _offer_wrong(self, level: float) -> int:
-        """Adds the held-out entries of largest error as pivots of `cross`, if sweeps miss them."""
+        """Adds held-out entries of largest error as pivots if the sweeps of `cross` miss them."""
         hidden = _HIDDEN * max(level, self.fit.threshold)
         wrong = self.held.errors(self.fit.current())
         few = max(1, min(_OFFERED, max(self.fit.sets.ranks) // 2))
@@ -276,7 +276,7 @@ class Search:
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
-        """Lowers the residual threshold above which entries become pivots in `cross`."""
+        """Lowers the residual threshold above which sweeps of `cross` make entries pivots."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self.fit.threshold
         if not added:
@@ -291,7 +291,7 @@ class Search:
     # Report --------------------------------------------------------------------------------------
 
     def report(self, status: Status, estimate: Estimate, ranks: tuple[int, ...]) -> CrossInfo:
-        """Builds the report of a finished cross approximation, of a train of these ranks."""
+        """Builds the report of `cross` after its last sweep, of a train of these ranks."""
         oracle = self._oracle
         return CrossInfo(
             status=status,
@@ -311,7 +311,7 @@ class Search:
         )
 
     def _advice(self, status: Status) -> str:
-        """Returns the advice in the report of `cross`: what to do next, in words."""
+        """Returns the advice on the sweeps of `cross` for its report: what to do next, in words."""
         if self.held.all and self._oracle.largest == 0:
             return ALL_ZERO
         if self.unsteady:
@@ -323,7 +323,7 @@ class Search:
         return ADVICE[status]
 
     def _message(self, status: Status, estimate: Estimate) -> str:
-        """Describes in words how `cross` ended, and where f was searched for errors."""
+        """Describes in words how the sweeps of `cross` ended, and where errors were sought."""
         held, globally = self.held, self.globally
         said = self.failure or (
             f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.approximation_state import Approximation
 from tensorjax.tt._cross.cross_info import Status
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN
@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def _least(self) -> float:
-        """Smallest error of one entry that refutes a cross approximation's estimated error.
+        """Smallest error of one entry by which verification of `cross` refutes its error.
 
         If few entries carry the norm of f, less at one of them is above the tolerance already.
         """
@@ -80,11 +80,11 @@ class Verification:
 
     @property
     def _many(self) -> bool:
-        """Whether `cross` should check many entries near jumps, which f seems to have."""
+        """Whether verification of `cross` checks many entries near jumps that f seems to have."""
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Decides by a search for large errors whether a cross approximation has converged.
+        """Verifies, by a search for large errors, that a cross approximation has converged.
 
         Args:
           level: the largest residual that the last sweep met.
@@ -104,7 +104,7 @@ class Verification:
         return status
 
     def _verdict(self, level: float) -> Status | None:
-        """Decides whether a cross approximation converged, by its held-out and other entries."""
+        """Verifies that a cross approximation converged, by its held-out and other entries."""
         fit, held = self._fit, self._fit.held
         if level > self._least:
             if self._many and self._harmless():
@@ -148,7 +148,7 @@ class Verification:
         return "unseen" if status and (fit.rare or self._surprised) else status
 
     def _harmless(self) -> bool:
-        """Whether held-out entries show that errors of `cross` at jumps are below tolerance.
+        """Whether verification of `cross` shows that errors at jumps are below tolerance.
 
         An edge is never found to the last cell where ranks are as high as the grid is fine; at a
         tolerance of 1e-2, a few thousand entries tell that the cells that are wrong are too few.
@@ -163,7 +163,7 @@ class Verification:
         return fit.holds()
 
     def _met_as_large_as(self, level: float) -> bool:
-        """Whether the tolerance is met at enough held-out entries to meet what the sweep left.
+        """Verifies `cross` at enough held-out entries to meet what the sweep left.
 
         Residuals of the last sweep stand at other entries too. An earlier search with a small
         budget, or on a small tensor, held out few: more are, up to the number asked for, until they
@@ -179,7 +179,7 @@ class Verification:
         return True
 
     def _met_by_many(self) -> bool:
-        """Whether `cross` meets its tolerance at enough entries to meet the largest errors found.
+        """Verifies `cross` at enough entries to meet the largest errors found.
 
         Along a kink errors are far above the tolerance, and at so few entries that the held-out
         ones may have met none, while the search for errors did.
@@ -198,7 +198,7 @@ class Verification:
         return fit.holds()
 
     def _unbiased(self) -> bool:
-        """Whether a cross approximation meets its tolerance at entirely new held-out entries.
+        """Verifies that a cross approximation meets its tolerance at new held-out entries.
 
         Wrong ones were taken out, and those that are left are right more often than others.
         """
@@ -219,7 +219,7 @@ class Verification:
         return fit.holds()
 
     def _more(self) -> bool:
-        """Whether a cross approximation meets its tolerance at more held-out entries."""
+        """Verifies that a cross approximation meets its tolerance at more held-out entries."""
         held = self._fit.held
         more = min(self._fit.options.asked - held.uniform, self._fit.oracle.left)
         known = self._fit.oracle.remembered
@@ -245,7 +245,7 @@ class Verification:
         return wrong
 
     def _wrong_above(self, cores: Cores) -> bool:
-        """Climbs from a held-out error of `cross` that stands out to larger errors; True if any.
+        """Verifies `cross` by a climb from a held-out error that stands out; True if wrong.
 
         Where the train is exact, errors are beside the roundoff in the train's entry: the tail of a
         peak is far above it where all else that f consists of is small.
@@ -269,7 +269,7 @@ class Verification:
         return False
 
     def _stands_out(self, wrong: np.ndarray, least: float, times: float) -> bool:
-        """Whether the largest error of `cross` is far above all but the few largest ones."""
+        """Whether the verification of `cross` sees one error far above most others."""
         largest = float(wrong.max())
         if not largest > least:
             return False
@@ -344,7 +344,7 @@ class Verification:
         return worst.size > 0
 
     def _met(self) -> Status | None:
-        """Adds held-out entries of `cross` until they would detect an equal part of f elsewhere."""
+        """Adds held-out entries for the verification of `cross`, to detect an equal part of f."""
         held = self._fit.held
         while held.missing > 0 and not held.all:
             more = min(

@@ -36,7 +36,7 @@ _HARMLESS = 1e-6
 
 @dataclasses.dataclass
 class Chain:
-    """State of a DMRG search: operator, train with its centre at the first core, interfaces.
+    """State of DMRG sweeps: operator, train with its centre at the first core, interfaces.
 
     Attributes:
       operator: cores (r, m, n, r').
@@ -99,7 +99,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects found eigenvectors on the local space of a DMRG step, one row for each."""
+    """Projects found eigenvectors on the sites at which a DMRG sweep is, one row for each."""
     if not chain.found:
         return None
     rows = []
@@ -156,7 +156,7 @@ def _swept(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, P
 def reversed_chain(
     chain: Chain, cores: list[Array], lefts: list[Array], overlaps: list[list[Array]]
 ) -> Chain:
-    """Mirrors the state of a DMRG search after a sweep: left interfaces become right ones."""
+    """Mirrors the state of DMRG after a sweep: left interfaces become right ones."""
     return Chain(
         mirrored(chain.operator),
         mirrored(cores),
@@ -168,7 +168,7 @@ def reversed_chain(
 
 
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
-    """Splits a DMRG step's tensor into isometry and remainder; returns discarded energy too."""
+    """Splits a tensor of a DMRG sweep into isometry and remainder; returns discarded energy too."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
     if rule.share == 0:  # all of the bond stays, directions without weight included
         return *linalg.qr(matrix), 0.0, False
@@ -218,7 +218,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Normalises DMRG's state and projects found eigenvectors out; returns its eigenvalue too.
+    """Normalises the state between DMRG sweeps, without found eigenvectors; returns its eigenvalue.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.
@@ -248,12 +248,12 @@ def _overlaps(chain: Chain) -> Array:
 
 
 def overlap(chain: Chain) -> float:
-    """Returns the largest overlap of a DMRG `Chain` with an eigenvector found before."""
+    """Returns the largest overlap of a chain in DMRG sweeps with an eigenvector found before."""
     return float(np.abs(_overlaps(chain)).max())
 
 
 def share_found(chain: Chain) -> float:
-    """Returns the squared norm of a DMRG `Chain`'s projection on eigenvectors found before."""
+    """Returns the squared norm of a DMRG sweep's chain projected on eigenvectors found before."""
     return float(linalg.energy(_overlaps(chain)[:, None]))
 
 
@@ -296,7 +296,7 @@ def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[floa
 
 
 class Block(NamedTuple):
-    """Block tensor train: several states that share all cores but the first.
+    """Block tensor train of block-DMRG sweeps: several states that share all cores but the first.
 
     Attributes:
       chain: the operator, the shared right-orthogonal cores and all interfaces; its first core is
@@ -310,12 +310,12 @@ class Block(NamedTuple):
     values: Array
 
     def state(self, j: int) -> Cores:
-        """Returns the cores of state j of a block tensor train."""
+        """Returns the cores of state j of a block tensor train, which block-DMRG sweeps improve."""
         return [self.centres[j], *self.chain.cores[1:]]
 
 
 def random_block(chain: Chain, count: int, rng: np.random.Generator) -> Block:
-    """Draws a block tensor train of random states that share the bases of a given train.
+    """Draws random states for block-DMRG sweeps, which share the bases of a given train.
 
     There may be more of them than the centre has room for: a sweep makes them orthonormal.
     """
@@ -375,7 +375,7 @@ def _block_swept(block: Block, rule: Rule) -> Block:
 
 
 def _block_split(thetas: Array, rule: Rule) -> tuple[Array, Array]:
-    """Splits the states of a block tensor train into one shared isometry and remainders."""
+    """Splits states in a block-DMRG sweep into one shared isometry and remainders."""
     count, rows = len(thetas), thetas.shape[1] * thetas.shape[2]
     states = thetas.reshape(count, rows, -1)
     # States as further columns: the basis that is best for all of them together (Dolgov et al.).

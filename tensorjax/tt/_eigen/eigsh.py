@@ -268,18 +268,18 @@ def _answer(search: Search, held: "_Operator", levels: Levels) -> tuple[jax.Arra
 
 
 class _Operator(NamedTuple):
-    """Cores of the operator in double precision, and the power of two that they leave out."""
+    """Operator of `eigsh`: cores in double precision, and the power of two that they leave out."""
 
     cores: list[np.ndarray]
     exponent: int
 
     def unscaled(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Multiplies eigenvalues or residuals of the cores by the power that these leave out."""
+        """Multiplies eigenvalues or residuals of `eigsh` by the power that the cores leave out."""
         return linalg.scaled(np.asarray(values, np.float64), self.exponent)
 
 
 def _in_range(cores: list[np.ndarray]) -> _Operator:
-    """Scales the bonds of an operator so that squares of its eigenvalues and residuals are held.
+    """Scales the bonds of the operator of `eigsh` so that squares of its eigenvalues are held.
 
     By powers of two, which change no digit, whatever the sizes of the cores are: they say nothing
     of products of several cores, nor of terms whose sizes lie in opposite ways in them.

@@ -16,7 +16,7 @@ _DENSE = 64
 
 
 class Rule(NamedTuple):
-    """Options of local eigenproblems in a DMRG sweep: sites, rank cap, truncation, Lanczos.
+    """Options of local eigenproblems of DMRG: sites, rank cap, truncation, Lanczos.
 
     Attributes:
       sites: of a local problem, 1 or 2.
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 class Local(LocalOperator):
-    """Local operator of DMRG, deflated by eigenvectors found before."""
+    """Operator of DMRG's local eigenproblem, deflated by eigenvectors found before."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Local(LocalOperator):
         return t
 
     def dense(self) -> Array:
-        """Returns the dense matrix of a deflated local operator of DMRG."""
+        """Returns the dense matrix of DMRG's local eigenproblem, deflated."""
         t = super().dense()
         return t if self.shadows is None else t + self.shift * self.shadows.T @ self.shadows.conj()
 
@@ -80,7 +80,7 @@ class Solved(NamedTuple):
 
 
 def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
-    """Computes the lowest eigenpair of a local DMRG problem: densely if small, else by Lanczos."""
+    """Solves DMRG's local eigenproblem for the lowest pair: densely if small, else by Lanczos."""
     if x.size <= _DENSE:
         h = local.dense()
         image = h @ x.ravel()
@@ -134,7 +134,7 @@ def _outside(rows: Array, basis: Array) -> Array:
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Runs Lanczos, fully reorthogonalised, on DMRG's local operator: eigenpairs, residual."""
+    """Runs Lanczos, fully reorthogonalised, on DMRG's local eigenproblem: pairs, residual."""
     steps = min(rule.steps, x.size)
     basis = np.empty((steps, x.size), x.dtype)
     t, residuals = np.zeros((steps, steps)), []

@@ -59,7 +59,7 @@ Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
 
 
 class Levels(NamedTuple):
-    """Eigenpairs in ascending order, how thoroughly lower ones were searched for, and the norm.
+    """Lowest eigenpairs, ascending, how thoroughly lower ones were searched for, and the norm.
 
     Attributes:
       size: the largest magnitude of an eigenvalue seen, a lower bound of ‖A‖₂.
@@ -98,12 +98,12 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the eigenpair that DMRG finds from a tensor train given by the user."""
+        """Adds to the lowest pairs the one that DMRG finds from a train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds the eigenpair that DMRG finds from a random train or a state of block DMRG."""
+        """Adds to the lowest pairs the one that DMRG finds from a random or block-DMRG state."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -111,7 +111,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, known=known))
 
     def complete(self) -> Check:
-        """Searches for eigenpairs that DMRG missed until none is found; returns how thoroughly."""
+        """Searches for lowest pairs that DMRG missed, until none is found; says how thoroughly."""
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
@@ -130,7 +130,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """Searches one eigenpair by DMRG from a start, with all found eigenpairs deflated.
+        """Searches the next of the lowest pairs from a start, with all found ones deflated.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """
@@ -142,7 +142,7 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """Finds at most ``count`` low eigenstates orthogonal to found ones, by block DMRG."""
+        """Finds at most ``count`` lowest states orthogonal to found ones, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg_sweeps.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
@@ -168,7 +168,7 @@ class _Finder:
     def _swept(
         self, chain: dmrg_sweeps.Chain, count: int, steps: int = _BLOCK_STEPS
     ) -> dmrg_sweeps.Block:
-        """Runs block DMRG for ``count`` low states from random states in the bases of a chain."""
+        """Finds ``count`` lowest states from random ones in the bases of a chain, by block DMRG."""
         search = self.search
         states = dmrg_sweeps.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
@@ -179,11 +179,11 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Shift by which DMRG's deflation lifts found eigenvalues above others, about 2 ‖A‖₂."""
+        """Shift by which the search for lowest pairs lifts found eigenvalues, about 2 ‖A‖₂."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """Searches by DMRG for an eigenpair below the highest found one; None if there is none."""
+        """Searches for an eigenpair below the highest of the lowest pairs found; None if none."""
         least = [max(p.bound, p.residual if p.status == "energy" else 0.0) for p in self.pairs]
         slack = max(*least, _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
@@ -201,7 +201,7 @@ class _Finder:
         return self._below(self._block_states(1)[0], highest, "searched")
 
     def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
-        """Refines a start by DMRG; returns its eigenpair if that is below ``highest``."""
+        """Refines a start by DMRG to one of the lowest pairs, if that is below ``highest``."""
         for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
             pair = self._searched(start, tol, known=True, least=least, above=highest)
             # An eigenvalue is no further from the quotient than the residual.
@@ -213,7 +213,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """Searches for an eigenstate below ``level`` by the Lanczos method on dense vectors."""
+        """Searches for a missed lowest eigenpair by the Lanczos method on dense vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])
@@ -231,7 +231,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Contracts an eigenvector's train to a dense vector, to search for missed eigenpairs."""
+    """Contracts an eigenvector's train to a dense vector, to search for missed lowest pairs."""
     return merge(cores).ravel()
 
 

@@ -28,7 +28,7 @@ _APART = 1e-3
 
 
 class Sweep(NamedTuple):
-    """Report of one DMRG sweep for one eigenpair, which `eigsh` passes to its callback.
+    """Report of one sweep in the search for one eigenpair, which `eigsh` passes to its callback.
 
     Attributes:
       pair: which eigenpair is searched, 0 … k−1.
@@ -78,12 +78,12 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked of an eigenpair: tol · scale, or roundoff of ``spread``."""
+        """Returns the residual asked of one eigenpair: tol · scale, or roundoff of ``spread``."""
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """Returns the largest residual at which `eigsh` counts an eigenpair as converged.
+        """Returns the largest residual at which a single eigenpair counts as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -92,7 +92,7 @@ class Search(NamedTuple):
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
-    """Copies a core for the DMRG search of eigenpairs: on the host, in double precision."""
+    """Copies a core for the search of one eigenpair: to the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     return np.asarray(core).astype(wide, copy=False)
 
@@ -173,7 +173,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg_sweeps.Chain) -> None:
-        """Measures the residual of a given initial state before the first DMRG sweep."""
+        """Measures the residual of one eigenpair's initial state before the first DMRG sweep."""
         start, self.value = dmrg_sweeps.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg_sweeps.residual(start, self.value)
@@ -191,11 +191,11 @@ class Course:
 
     @property
     def hopeful(self) -> bool:
-        """Whether DMRG's estimated residual is small enough to measure the true residual."""
+        """Whether one eigenpair's estimated residual is small enough to measure the true one."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
-        """Returns the options of the next DMRG sweep."""
+        """Returns the options of the next DMRG sweep for a single eigenpair."""
         s = self.search
         bonds = len(s.operator) - 1
         share, goal = 1e-2, math.inf
@@ -217,7 +217,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg_sweeps.Pass) -> None:
-        """Records the report of a DMRG sweep; sets the eigenpair's status if the search ends."""
+        """Records a DMRG sweep for one eigenpair; sets its status if the search ends."""
         settled = abs(self.value - seen.value) <= self.asked
         energy_tol = self.search.energy_tol or 0.0
         calm = abs(self.value - seen.value) <= energy_tol * max(self.scale, abs(seen.value))
@@ -251,7 +251,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records an eigenpair's measured residual, and sets the status if DMRG has converged."""
+        """Records one eigenpair's measured residual, and sets the status if it has converged."""
         if residual <= self.asked < math.inf:
             self.status = "converged"
         elif self.fixed:

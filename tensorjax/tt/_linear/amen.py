@@ -16,7 +16,7 @@ from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
-from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
+from tensorjax.tt._linear.amen_local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 
 Array = Any
@@ -139,12 +139,12 @@ def _swept(s: State, tol: float, options: Options, enrich: bool) -> Pass:
 
 
 def _projected(lefts: Array, b: Array, rights: Array) -> Array:
-    """Projects one core of AMEn's right-hand side between the interfaces of two bonds."""
+    """Projects one core of the right-hand side in an AMEn sweep between two interfaces."""
     return times_right(absorb(lefts, b), rights.T)
 
 
 def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
-    """Solves AMEn's local system at one site; returns the old core if that fails."""
+    """Updates one core in an AMEn sweep: solves its local system; keeps the old core on failure."""
     x = s.x[k]
     residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
@@ -166,7 +166,7 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """Truncates a core of AMEn's solution to the least rank that keeps the local residual.
+    """Truncates a core in an AMEn sweep to the least rank that keeps the local residual.
 
     The columns of u are orthonormal.
     """
@@ -189,7 +189,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes the squared change of AMEn's local residual by truncation to each rank.
+    """Computes the squared change of the residual in an AMEn sweep by truncation to each rank.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
@@ -204,7 +204,7 @@ def _changes(local: Local, u: Array, carry: Array) -> Array:
 
 
 def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
-    """Enriches the basis of AMEn's solution by directions of the residual; updates z."""
+    """Enriches a basis in an AMEn sweep by directions of the residual; updates z."""
     a, b = s.a[0][k], s.b[k]
     x = times_right(u, carry)
     z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
@@ -260,7 +260,7 @@ def run(
 
 
 def is_singular(system: System, x: Cores, z: Cores, most: float, floor: float) -> bool:
-    """Whether a local matrix at the solution x has a singular value below a share of its largest.
+    """Whether an AMEn sweep at the solution x would meet a nearly singular local matrix.
 
     Those of more than ``most`` unknowns are not looked at.
     """

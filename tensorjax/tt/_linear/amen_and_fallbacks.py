@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.tt._linear import amen as amen
-from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
+from tensorjax.tt._linear.amen_local_systems import PRECONDITIONERS, Apply
 from tensorjax.tt._linear.system import NEAR, NULL, Outcome, Report, Search, System, capped
 
 # Local systems of up to so many unknowns are solved by elimination, which is faster there.
@@ -76,7 +76,7 @@ def amen_search(
 def _of_least_norm(
     system: System, z: Any, tol: float, options: amen.Options, report: Report, out: Outcome
 ) -> Outcome:
-    """Solves A x = b again by least squares, if x is too large for the result's dtype.
+    """Solves A x = b again by least norm, a fallback if AMEn's x is too large for its dtype.
 
     Where A is singular, roundoff of b in that dtype is divided by singular values of roundoff of
     double precision. What is below the roundoff of the data counts as zero here. Where no local
@@ -134,7 +134,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether `solve` skips the normal equations after AMEn, as useless or too costly."""
+    """Whether `solve` skips the fallback after AMEn, normal equations, as useless or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE

@@ -181,7 +181,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 def solution(
     system: System, search: Search, tol: float, cap: int | None, guessed: bool, report: Report
 ) -> Outcome:
-    """Runs AMEn or TT-GMRES on A x = b, unless b = 0 or the first guess suffices.
+    """Solves A x = b by AMEn or TT-GMRES, unless b = 0 or the first guess suffices.
 
     Args:
       system: with b and the guess.
@@ -197,7 +197,7 @@ def solution(
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the TT solution of A x = b if b = 0 or the first guess suffices, else None."""
+    """Solves A x = b without sweeps if b = 0 or the first guess suffices; else returns None."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):

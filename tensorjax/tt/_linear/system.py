@@ -25,7 +25,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """Result of AMEn or TT-GMRES: best solution of A x = b, residual, status and history.
+    """Result for the linear system A x = b: best solution, residual, status and history.
 
     Attributes:
       x: cores.
@@ -71,7 +71,7 @@ class System:
         self.x = x
 
     def cores(self, t: TT | TTMatrix) -> Cores:
-        """Copies the cores of a train to NumPy arrays in double precision."""
+        """Copies a train of the linear system to NumPy arrays in double precision."""
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
@@ -84,7 +84,7 @@ class System:
         return self.residual(cast)
 
     def fits(self, x: Cores, tol: float) -> bool:
-        """Whether a train x, cast to the result's dtype too, has ‖a x − b‖ ≤ ``tol``."""
+        """Whether a linear system's solution, cast to its dtype too, has a residual ≤ ``tol``."""
         return np.dtype(self.dtype) == self.wide or self.cast_residual(x) <= tol
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
@@ -94,7 +94,7 @@ class System:
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """Draws a right-orthogonal random tensor train of the shape of the right-hand side."""
+        """Draws a right-orthogonal random train in the shape of a linear system's right side."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -114,7 +114,7 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r of A x = b: tiny if A is nearly singular.
+        """Computes ‖Aᴴ r‖ / (‖r‖ σ) of a linear system's residual r: tiny if A is nearly singular.
 
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
@@ -164,5 +164,5 @@ Search = Callable[[System, float, Report], Outcome]
 
 
 def capped(out: Outcome, cap: int | None) -> bool:
-    """Whether a solution found by AMEn or TT-GMRES has a rank that reaches the cap."""
+    """Whether a solution of the linear system A x = b has a rank that reaches the cap."""
     return cap is not None and max(map(len, out.x)) >= cap

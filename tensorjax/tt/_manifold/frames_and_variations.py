@@ -13,7 +13,6 @@ Where the variations leave the range of the dtype, as at a point of norm 1e40 in
 share a power of two, which is read off again at the orthonormal columns of the first one.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,14 +26,13 @@ from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import carried, near_one, renewed_after, settled
+from tensorjax._cores.scaling import settled
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
-from tensorjax.tt._rounding.round import round
 
 Arrays = tuple[jax.Array, ...]
 # Exponent that stands for a zero: far below that of any number.
@@ -54,7 +52,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns shardings for the arrays of a tangent vector, from those of the train's cores."""
+    """Returns shardings for frame and variations, from those of the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -95,7 +93,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies the arrays of a tangent vector by 2^exponent; unchanged for a static zero."""
+    """Multiplies frame and variations by 2^exponent; unchanged for a static zero."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -107,7 +105,7 @@ def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """Returns the exponent by which to scale each core of a tangent vector to stay in range.
+    """Returns the exponent by which to scale frame and variations of each core to stay in range.
 
     The variations are 2^exponent δ, with entries of size up to 2^top.
     """
@@ -143,7 +141,7 @@ def blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
 
 
 def _share_of(xi: TT) -> Any:
-    """Returns the exponent by which each core of a tangent vector is scaled."""
+    """Returns the exponent by which frame and variations of each core are scaled."""
     if xi.order == 1:
         return 0
     first = xi.cores[0]
@@ -170,7 +168,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether the cores of trains are so near one that tangent projections need no scaling."""
+    """Whether cores are so near one that frames and variations need no scaling."""
     if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
@@ -189,7 +187,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects a tensor train on the tangent space of a frame; returns the tangent vector, a train.
+    """Projects a train on the tangent space of a frame: computes the variations; returns a train.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -214,7 +212,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
 
 
 def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Scales a tangent vector's cores so that products of neighbours keep their size.
+    """Scales frame and variations so that products of neighbouring cores keep their size.
 
     The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
     """
@@ -229,34 +227,8 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
     return out, settled(sum(exponents))
 
 
-@placed
-def moved(x: TT, xi: TT, step: Any) -> TT:
-    """Takes a step x + step·ξ along a tangent vector, rounded to the TT-ranks of x by SVD."""
-    return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
-
-
-def _moved(x: TT, xi: TT, step: Any) -> TT:
-    at, deltas, power = split(xi)
-    cores, exponent = near_one(x.cores)
-    left = interfaces.edge(cores[0], operator=False)
-    for u, c, renew in zip(at.left, cores, renewed_after(cores), strict=False):
-        left, exponent = carried(interfaces.left_overlap(left, u, c), exponent, renew)
-    step = jnp.asarray(step).astype(x.dtype)
-    shifted = [step * d for d in deltas]
-    last = absorb(left, cores[-1])
-    # Both over the exponent of the larger one.
-    largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
-    pairs = [(last, exponent), (largest, power)]
-    sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, NOTHING) for a, e in pairs]
-    top = settled(jnp.maximum(*sizes))
-    whole = jnp.where(top < NOTHING // 2, 0, top)
-    shifted = [linalg.scaled(d, power - whole) for d in shifted]
-    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
-    return tangent(at, shifted, whole, shared(top - whole, whole, x.order, x.dtype))
-
-
 def point(x: Any) -> TT:
-    """Checks the tensor train at which tangent vectors are based; widens half precision."""
+    """Checks the tensor train of which a frame is computed; widens half precision."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

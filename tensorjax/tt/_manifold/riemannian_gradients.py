@@ -18,14 +18,13 @@ from tensorjax.tt._manifold.frames_and_variations import (
     Frame,
     frame,
     gauged,
-    moved,
     point,
     project,
     shared,
     split,
     tangent,
 )
-from tensorjax.tt._manifold.tangent_space import tangent_inner, tangent_sum
+from tensorjax.tt._manifold.tangent_space import moved, tangent_inner, tangent_sum
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
@@ -77,7 +76,7 @@ _tangent = jax.jit(tangent)
 
 @jax.jit
 def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
-    """Writes a tensor train as a tangent vector at itself: frame, variations and exponents."""
+    """Writes a train as a tangent vector at itself, of which Riemannian gradients are computed."""
     at, last, exponent = frame(x)
     share = shared(0, exponent, x.order, last.dtype)
     return at, (*map(jnp.zeros_like, at.left), last), exponent, share
@@ -250,7 +249,7 @@ def _moved(x: TT, direction: TT, step: Any) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """Returns a gradient that has the form of a tangent vector at x; else raises ValueError."""
+    """Returns a Riemannian gradient that has the form of a tangent vector at x; else raises."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

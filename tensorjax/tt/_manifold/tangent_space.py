@@ -31,6 +31,7 @@ from tensorjax.tt._manifold.frames_and_variations import (
     is_tame,
     point,
     project,
+    shared,
     split,
     tangent,
     times_power,
@@ -318,7 +319,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """Projects x + ξ back to trains of fixed ranks by a projector-splitting retraction."""
+    """Retracts x + ξ in the tangent space to fixed ranks by projector splitting."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)
@@ -344,10 +345,36 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds arrays a·2^p + b·2^q in the retraction of a train, as mantissa and exponent."""
+    """Adds a·2^p + b·2^q in a retraction from the tangent space, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]
     whole = jnp.maximum(*sizes)
     whole = settled(jnp.where(whole < NOTHING // 2, 0, whole))
     return linalg.scaled(a, p - whole) + linalg.scaled(b, q - whole), whole
+
+
+@placed
+def moved(x: TT, xi: TT, step: Any) -> TT:
+    """Takes a step x + step·ξ in the tangent space, and retracts it to the TT-ranks of x by SVD."""
+    return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
+
+
+def _moved(x: TT, xi: TT, step: Any) -> TT:
+    at, deltas, power = split(xi)
+    cores, exponent = near_one(x.cores)
+    left = interfaces.edge(cores[0], operator=False)
+    for u, c, renew in zip(at.left, cores, renewed_after(cores), strict=False):
+        left, exponent = carried(interfaces.left_overlap(left, u, c), exponent, renew)
+    step = jnp.asarray(step).astype(x.dtype)
+    shifted = [step * d for d in deltas]
+    last = absorb(left, cores[-1])
+    # Both over the exponent of the larger one.
+    largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
+    pairs = [(last, exponent), (largest, power)]
+    sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, NOTHING) for a, e in pairs]
+    top = settled(jnp.maximum(*sizes))
+    whole = jnp.where(top < NOTHING // 2, 0, top)
+    shifted = [linalg.scaled(d, power - whole) for d in shifted]
+    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
+    return tangent(at, shifted, whole, shared(top - whole, whole, x.order, x.dtype))

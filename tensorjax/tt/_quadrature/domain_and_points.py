@@ -16,7 +16,7 @@ _AT_INFINITY = 2.0**-26
 
 
 class Domain(NamedTuple):
-    """Box to integrate over, and the substitutions that map unbounded dimensions to finite ones.
+    """Domain of an integral, and the substitutions that map unbounded dimensions to finite ones.
 
     A half-line is x = a + u / (1 − u) for u in (0, 1), or its mirror image; the whole line is
     x = u / (1 − u²) for u in (−1, 1).

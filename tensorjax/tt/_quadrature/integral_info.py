@@ -89,7 +89,7 @@ class IntegrateInfo:
 
 
 class Try(NamedTuple):
-    """Attempt of `tt.integrate` by one cross approximation: value, estimated errors, points."""
+    """Report of one attempt at an integral by cross approximation: value, errors, points."""
 
     value: Any
     size: float

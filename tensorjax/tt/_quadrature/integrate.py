@@ -148,7 +148,7 @@ def integrate(
 
 
 class _Goal(NamedTuple):
-    """Callable that returns the absolute error asked of an integral, from its value."""
+    """Callable that returns the absolute error to which to integrate, from the integral's value."""
 
     tol: float
     atol: float
@@ -178,7 +178,7 @@ class _Problem(NamedTuple):
         return self._at(self.nodes.points(index[None]), one=True)[0]
 
     def values(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates an integral's integrand at points; raises ValueError at NaN or Inf."""
+        """Evaluates the integrand of `tt.integrate` at points; ValueError at NaN or Inf."""
         if self.vectorized:
             found, x = self._at(points)
         else:
@@ -194,7 +194,7 @@ class _Problem(NamedTuple):
         return values
 
     def _at(self, points: Any, *, one: bool = False) -> tuple[Any, Any]:
-        """Evaluates the integrand times the substitution's slope |dx/du|; returns points x too."""
+        """Evaluates the integrand of `tt.integrate` times the slope |dx/du|; returns x too."""
         if self.domain.finite:
             return self.f(points[0] if one else points), points
         x, slope = self.domain.mapped(points)
@@ -257,7 +257,7 @@ def _between_levels(values: np.ndarray) -> float:
 
 
 def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
-    """Estimates the error of a quadrature rule from random points between its nodes."""
+    """Estimates an integral's error from random points between the quadrature nodes."""
     if problem.nodes.interpolated is None:
         return 0.0
     shares = rng.random((count, len(problem.ends)))
@@ -275,14 +275,14 @@ def _mean_error(off: np.ndarray) -> float:
 
 
 def _rms(values: np.ndarray) -> Any:
-    """Computes the root mean square of each component of an integrand's values, in range."""
+    """Computes the root mean square of each component of `tt.integrate`'s integrand, in range."""
     sizes = np.abs(values)
     top = sizes.max() or 1.0
     return top * np.sqrt(np.mean((sizes / top) ** 2, axis=0))
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Evaluates all components of an integrand's cross approximation at quadrature nodes."""
+    """Evaluates `tt.integrate`'s cross approximation of all components at quadrature nodes."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]

@@ -63,7 +63,7 @@ class Rule(NamedTuple):
         return max(min(self._by_series(v[:, None]), self._by_order(v[:, None])) for v in columns)
 
     def _by_power(self, columns: np.ndarray) -> bool:
-        """Whether a Legendre series decays at least by a power of the degree, up to its end."""
+        """Whether a quadrature rule's Legendre series decays at least by a power of the degree."""
         c, n = np.abs(self.series @ columns), len(self.nodes)
         if not c.any():
             return False
@@ -216,7 +216,7 @@ def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequen
 
 
 def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Integrates a tensor train over all dimensions but one, for each, to estimate rule errors."""
+    """Applies quadrature rules to a train in all dimensions but one, to estimate their errors."""
     d = len(weights)
     sums = [einsum("anb,n->ab", c, w[0, :, 0]) for w, c in zip(weights, cores, strict=False)]
     after = [cores[d][..., 0] if len(cores) > d else np.ones((1, 1))]
@@ -264,7 +264,7 @@ def trapezoidal_nodes(domain: Sequence[tuple[float, float]], bits: Sequence[int]
 
 
 def weighted_sum(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> np.ndarray:
-    """Integrates a tensor train of values at quadrature nodes, by a train of weights."""
+    """Sums a train of values at the nodes of a quadrature rule, by a train of its weights."""
     held = np.ones((1, 1))
     for w, c in zip(weights, cores, strict=False):
         held = einsum("ab,ans,bnd->sd", held, w, c)

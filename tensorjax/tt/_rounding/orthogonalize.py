@@ -77,7 +77,7 @@ def _orthogonalized_by_program(t: TT, center: int) -> TT:
 
 
 def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
-    """Orthogonalises a train's cores around a centre, which takes the norm, or all share it."""
+    """Orthogonalises a train's cores around a centre, which takes the norm, or all."""
     cores, exponent = orthogonal_cores(t, center)
     on_host = linalg.is_host(cores[0])
     exponent = exponent if on_host else scaling.computed_once(exponent)

@@ -23,7 +23,7 @@ from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed_like
 from tensorjax._transfer import on_device
 from tensorjax.tt._rank_padding import padded_ranks, padded_to
-from tensorjax.tt._rounding import sketched_terms as fused
+from tensorjax.tt._rounding import sums_by_sketches_or_grams as fused
 from tensorjax.tt._rounding.round import round
 
 Rank = int | Sequence[int] | None

@@ -93,7 +93,7 @@ def moment(
 
 
 def checked_weights(weights: Sequence[Any] | None, t: TT) -> list[Any]:
-    """Normalises weights of a train's mode indices to probabilities; ValueError for wrong ones.
+    """Normalises weights of a train's modes to probabilities, for moments; ValueError if wrong.
 
     Raises:
       ValueError: wrong counts or shapes, negative weights or a sum of zero, where they are known.
@@ -125,7 +125,7 @@ def _probabilities(k: int, w: Any, n: int, dtype: Any) -> Any:
 
 
 def averages(t: TT, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Averages each core over its mode's probabilities; also returns the weighted deviations."""
+    """Averages each core over its mode's probabilities, for moments; returns the deviations too."""
     out = []
     for core, w in zip(t.cores, weights, strict=True):
         xp = np if linalg.is_host(core) else jnp

@@ -114,7 +114,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether a train found by TT-SVD approximates x · 2^exponent to a relative error."""
+    """Whether the train that `from_dense` found approximates x · 2^exponent to a relative error."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
@@ -210,7 +210,7 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
 
 
 def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
-    """Returns how many leading modes the first cut of a TT-SVD should merge, to be fastest."""
+    """Returns how many leading modes the first cut of `from_dense` should merge, to be fastest."""
     bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
 
     def seconds(lead: int) -> float:

@@ -52,7 +52,7 @@ def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_for_the_right(shape: tuple[int, ...]) -> bool:
-    """Whether TT-SVD from the left, as in C++, may meet long sides that cuts at the right spare."""
+    """Whether TT-SVD of a small array from the left may meet long sides that the right spares."""
     size = math.prod(shape)
     sides = itertools.accumulate(shape[:-1], operator.mul)
     if len(shape) < 3 or max(min(m, size // m) for m in sides) < _LONG:
@@ -104,7 +104,7 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
 
 @functools.lru_cache(maxsize=4096)
 def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
-    """Returns how many leading modes a small TT-SVD cuts by a single Gram matrix."""
+    """Returns how many leading modes of a small array TT-SVD cuts by a single Gram matrix."""
     rows, count = left * modes[0], 1
     for n in modes[1:-1]:
         if rows * n > _JOINED or (rows * n) ** 2 > size:

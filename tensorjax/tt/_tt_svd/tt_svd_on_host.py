@@ -69,14 +69,14 @@ class _Group(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Position where the NumPy TT-SVD can cut an array: a number of modes from left or right."""
+    """Position where the host TT-SVD can cut an array: a number of modes from left or right."""
 
     modes: int
     right: bool
 
 
 def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Computes the TT-SVD cores of a NumPy array; all but the last have orthonormal columns.
+    """Computes the TT-SVD of a dense array on the host; all cores but the last are orthonormal.
 
     Args:
       x: (n_1, …, n_d).
@@ -316,7 +316,7 @@ def _best(
 def _candidates(
     left: float, modes: Sequence[int], right: float, guess: int
 ) -> list[tuple[_Cut, float]]:
-    """Lists the cuts that the TT-SVD of a NumPy array can take next, with unfolding sides.
+    """Lists the cuts that the host TT-SVD can take next, with unfolding sides.
 
     A side that is no longer than the rank would stay whole: a pass over the data for nothing.
     """

@@ -147,7 +147,7 @@ def _of_polynomials(count: int, primals: Any, tangents: Any) -> tuple[jax.Array,
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
-    """Converts an interpolation's domain to bases; also returns which variables gave pairs."""
+    """Converts the domain of an interpolation to Chebyshev bases; says which were pairs."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
     entries = list(domain) if np.iterable(domain) else [domain]

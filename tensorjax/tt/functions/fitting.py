@@ -238,7 +238,7 @@ class _Fit(NamedTuple):
 
 
 class _Work:
-    """State of a functional train's least-squares fit: bases, starts, best fit, history."""
+    """State of a running fit of a functional train: bases, starts, best fit, history."""
 
     def __init__(
         self, data: _Data, bases: list[Basis], ranks: tuple[int, ...], tol: float,
@@ -278,7 +278,7 @@ class _Work:
         self.history.append((max([1, *found.ranks]), found.ridge, found.unseen))
 
     def start(self) -> None:
-        """Runs a few ALS sweeps of a functional-train fit from each start, a sum of functions."""
+        """Runs a few sweeps of a functional-train fit from each start, a sum of functions."""
         if len(self.bases) > 1:
             for start in self.starts[::_APART]:
                 self.improved(start.replicas, start.ridge, _TRIAL)
@@ -316,7 +316,7 @@ class _Work:
                     break
 
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
-        """Runs ALS sweeps of a fit while its held-out error falls; tells if the best improved."""
+        """Runs sweeps of a fit while its held-out error falls; tells if the best improved."""
         best, risen, least = self.best, 0, math.inf
         runs = [sweeps(c, *s, ridge) for c, s in zip(replicas, self.samples, strict=True)]
         for now in itertools.islice(zip(*runs, strict=True), most):

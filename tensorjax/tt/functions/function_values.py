@@ -13,7 +13,7 @@ _TOLD, _RAISED = "f: expected", "f: raised"
 
 
 def of_function(error: BaseException) -> bool:
-    """Whether an error is one of the function that `interpolate` called, or of its values."""
+    """Whether an error is of the function that `interpolate` evaluated, or of its values."""
     notes = getattr(error, "__notes__", ())
     return str(error).startswith(_TOLD) or any(n.startswith(_RAISED) for n in notes)
 

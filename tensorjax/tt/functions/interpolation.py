@@ -306,7 +306,7 @@ class _Work:
         return None
 
     def again(self, found: Fit, *, more: bool = False) -> Fit:
-        """Measures an interpolation's error again, with more test points if f was called often."""
+        """Continues an interpolation's error test, at more points if f was called often."""
         share = float(self.options.get("search", _SHARE)) if more else 0.0
         spent, random = self.values.spent[0], self.tests.random
         asked = share / (1 - share) * (spent - random) - random  # then the share of all
@@ -318,7 +318,7 @@ class _Work:
         return found._replace(error=error, std=std, largest=largest)
 
     def hidden(self, found: Fit) -> HiddenPart | None:
-        """Climbs from a large error to a part of f that an interpolation lacks; None if none."""
+        """Searches, when an interpolation seems done, for a part of f that it lacks, or None."""
         if len(self.parts) >= _PARTS or self.options.get("search") == 0:
             return None
         fit, start = found, self.tests.worst(found.bases, found.cast)

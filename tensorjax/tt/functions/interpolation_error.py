@@ -166,7 +166,7 @@ class ErrorPoints:
 
 
 class _Density:
-    """Density |t|² of a functional train, from which points to measure its error are drawn.
+    """Density |t|² of a functional train, from which an interpolation's test points are drawn.
 
     Attributes:
       proper: whether the train is not zero.
@@ -184,14 +184,14 @@ class _Density:
         self.proper = self._sampler.log_norm > -math.inf
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws points (count, d) from the squared density |t|² of a functional train."""
+        """Draws test points (count, d) of an interpolation from the squared density |t|²."""
         index = self._sampler.draw(count, rng)[:, : len(self._edges)]
         u = rng.random(index.shape)
         ends = [(e[i], e[i + 1]) for e, i in zip(self._edges, index.T, strict=True)]
         return np.stack([a + (b - a) * v for (a, b), v in zip(ends, u.T, strict=True)], axis=1)
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Returns a functional train's log-density at points, relative to the uniform one."""
+        """Returns a log-density at test points of an interpolation, relative to uniform."""
         index = [np.searchsorted(e[1:-1], v) for e, v in zip(self._edges, x.T, strict=True)]
         cells = sum(w[i] for w, i in zip(self._log_widths, index, strict=True))
         return self._sampler.log_density(np.stack(index, axis=1)) - cells

@@ -23,7 +23,7 @@ _PIECE = 2**22
 
 
 def smooth_coordinates(basis: Basis) -> np.ndarray:
-    """Returns the basis change of a functional train's fit, orthonormal in a smoothness norm.
+    """Returns the basis change of a least-squares fit, orthonormal in a smoothness norm.
 
     The norm of one variable is ‖f‖² + ‖f' (high − low) / π‖², means over the interval; that of
     several is the product, so high degrees and interactions of many variables count more. The first
@@ -45,7 +45,7 @@ def smooth_coordinates(basis: Basis) -> np.ndarray:
 
 
 def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Evaluates a functional train's cores at samples from basis values, for ALS fits."""
+    """Evaluates cores at samples from basis values, for least-squares fits of functions."""
     held = np.ones((len(rows[0]), 1))
     for core, at in zip(cores, rows, strict=True):
         held = through(held, at, core)
@@ -53,14 +53,14 @@ def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def through(left: np.ndarray, at: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Multiplies a row vector per sample by a functional train's core, in an ALS sweep."""
+    """Multiplies a row vector per sample by a functional train's core, in least-squares sweeps."""
     return einsum("ba,bn,ans->bs", left, at, core)
 
 
 def sweeps(
     cores: Cores, rows: Sequence[np.ndarray], values: np.ndarray, ridge: float
 ) -> Iterator[Cores]:
-    """Generates ALS sweeps that fit a functional train to samples, there and back.
+    """Generates least-squares sweeps that fit a functional train to samples, there and back.
 
     Args:
       cores: to start from.
@@ -120,7 +120,7 @@ def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
-    """Solves normal equations of a functional train's ALS fit, with a shift of the diagonal."""
+    """Solves normal equations of functional least squares, with a shift of the diagonal."""
     # Roundoff must not make a direction that no sample sees look determined.
     floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
     matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
@@ -156,7 +156,7 @@ def first_order(
 
 
 def _sum_of_terms(parts: Sequence[np.ndarray], constant: float) -> Cores:
-    """Builds the functional train of a fitted sum of one-variable functions and a constant."""
+    """Builds the functional train of a least-squares sum of one-variable functions."""
     cores: Cores = []
     for k, part in enumerate(parts):
         core = np.zeros((2, len(part) + 1, 2), np.result_type(part, float))

@@ -63,7 +63,7 @@ class Peaks:
     def __init__(
         self, points: np.ndarray, values: np.ndarray, given: int, rng: np.random.Generator
     ):
-        """Chooses starts of ascents from points (n, d) and values of f: random and given ones."""
+        """Chooses starts of ascents to peaks from points (n, d) and values of f, and others."""
         start = len(points) - given
         every = np.linalg.norm(values, axis=1)
         sizes = every[:start]
@@ -86,7 +86,7 @@ class Peaks:
         return _MORE_SWEEPS if self._climbed else (_SWEEPS if self.concentrated else 2)
 
     def hidden(self, lines: np.ndarray) -> bool:
-        """Whether |f| at a climbing point is far above its values at the nodes of its line."""
+        """Whether |f| at a point on its way to a peak is far above its values at nodes."""
         return bool((np.linalg.norm(lines, axis=2).max(axis=1) < _HIDDEN * self._sizes).any())
 
     def climb(
@@ -142,7 +142,7 @@ def along(points: np.ndarray, k: int, nodes: np.ndarray) -> np.ndarray:
 
 
 class HiddenPart(NamedTuple):
-    """Part of a function that a functional train lacks: a point where it is large, a box about it.
+    """Part of a function that a functional train lacks: its peak, and a box about it.
 
     Attributes:
       point: (d,) where the error is largest.
@@ -155,7 +155,7 @@ class HiddenPart(NamedTuple):
 
 
 def standing_out(wrong: np.ndarray) -> int | None:
-    """Returns the index of the largest of some errors if it is far above the others, else None.
+    """Returns the index of the peak of some errors if it is far above the others, else None.
 
     Example:
       >>> import numpy as np
@@ -171,7 +171,7 @@ def standing_out(wrong: np.ndarray) -> int | None:
 def hidden_part(
     values: Values, bases: Sequence[Basis], cores: Cores, start: np.ndarray, least: float
 ) -> HiddenPart | None:
-    """Climbs from a point to larger errors of a functional train, along one variable after another.
+    """Climbs to a peak of a functional train's error, along one variable after another.
 
     Args:
       values: the function.
@@ -219,7 +219,7 @@ def hidden_part(
 
 
 def _width(line: np.ndarray, wrong: np.ndarray, top: float) -> float:
-    """Returns the reach of large errors along a line from their top, on its longer side."""
+    """Returns the reach of large errors along a line from their peak, on its longer side."""
     far = np.abs(line - top)
     large = wrong > _END * wrong.max()
     beyond = far[~large & (far > 0)]

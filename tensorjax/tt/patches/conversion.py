@@ -91,7 +91,7 @@ def to_tt(p: PatchedTT, *, tol: float | None = None) -> TT:
 def joined(
     parts: Mapping[int, TT], shape: Sequence[int], tol: float | None, more: Sequence[TT] = ()
 ) -> TT:
-    """Joins the trains of neighbouring patches to one train, with one more leading mode.
+    """Merges the trains of neighbouring patches to one train, with one more leading mode.
 
     Args:
       parts: from the index to the train.
@@ -114,7 +114,7 @@ def joined(
 
 
 def by_parent(prefixes: Iterable[Prefix]) -> dict[Prefix, list[Prefix]]:
-    """Groups patches by all of their leading indices but the last one."""
+    """Groups patches, to merge them, by all of their leading indices but the last one."""
     out: dict[Prefix, list[Prefix]] = defaultdict(list)
     for prefix in prefixes:
         out[prefix[:-1]].append(prefix)

@@ -143,7 +143,7 @@ class _Leaf:
 
 
 def _pieces(found: _Leaf, size: int) -> list[_Leaf]:
-    """Returns the parts of a fitted patch, one an index of its first mode, with shares of error.
+    """Returns parts of a patch fitted by cross, one an index of its first mode, with error shares.
 
     So they have of what the norm of f is beyond that of the train, which may lack a part of f.
     """
@@ -199,7 +199,7 @@ class _Splitting:
         return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
     def _place(self, prefix: Prefix, found: _Leaf) -> bool:
-        """Stores a patch that fits, and splits one that does not along its next mode.
+        """Stores a patch that patched cross has fitted, or splits it along its next mode.
 
         Returns:
           False if the pieces would be too many patches: it is then stored as it is.
@@ -222,7 +222,7 @@ class _Splitting:
         return True
 
     def _bounded(self, found: _Leaf) -> _Leaf:
-        """Rounds a patch that was read whole to the largest rank, where it cannot be split."""
+        """Rounds a patch that patched cross read whole to the largest rank, if not to be split."""
         if found.train is None or max(found.train.ranks) <= self._max_rank:
             return found
         train = rounding.round(found.train, rank=self._max_rank)
@@ -233,7 +233,7 @@ class _Splitting:
         return dataclasses.replace(found, train=train, error=error, fits=False)
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
-        """Estimates a function's norm on a patch of its domain from random entries."""
+        """Estimates, in patched cross, a function's norm on a patch from random entries."""
         count = int(min(_SAMPLES, self._oracle.left))
         rng = np.random.default_rng(self.searches)
         index = np.stack([rng.integers(n, size=count) for n in rest], axis=1)
@@ -243,7 +243,7 @@ class _Splitting:
         return largest * math.sqrt(mean * math.prod(rest))
 
     def _negligible(self, prefix: Prefix, found: _Leaf) -> bool:
-        """Whether a patch's error is below its share, by volume, of the error allowed."""
+        """Whether a patch's error is below its share of what patched cross allows."""
         if found.error > _NEAR * found.norm or found.norm == 0:
             return False
         whole = math.hypot(*(leaf.norm for leaf in self.leaves.values()), found.norm)
@@ -292,7 +292,7 @@ class _Splitting:
         return _Leaf(train, size, error * size, std, fits)
 
     def _read(self, prefix: Prefix, rest: tuple[int, ...]) -> _Leaf:
-        """Evaluates all entries of a small patch and decomposes them by TT-SVD."""
+        """Evaluates all entries of a small patch for patched cross, and runs TT-SVD on them."""
         index = np.indices(rest).reshape(len(rest), -1).T
         values = self._part(prefix)(index)
         if not values.any():
@@ -303,7 +303,7 @@ class _Splitting:
         return _Leaf(train, size, self.tol * size, 0.0, True)
 
     def _part(self, prefix: Prefix) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns the function restricted to a patch, of the indices after its prefix."""
+        """Returns the function of patched cross restricted to a patch, of the indices after it."""
         lead, oracle = np.array(prefix, np.int64), self._oracle
 
         def part(index: np.ndarray) -> np.ndarray:
@@ -321,14 +321,14 @@ class _Splitting:
         return part
 
     def _inside(self, prefix: Prefix) -> np.ndarray | None:
-        """Returns the given pivots that lie in a patch, without its prefix, or None."""
+        """Returns the given pivots of patched cross that lie in a patch, or None."""
         if self._pivots is None:
             return None
         here = (self._pivots[:, : len(prefix)] == np.array(prefix, np.int64)).all(axis=1)
         return self._pivots[here, len(prefix) :] if here.any() else None
 
     def merge(self, tol: float) -> float:
-        """Merges patches that one train of bounded rank can hold; returns the error allowed."""
+        """Merges, after patched cross, patches that one train of bounded rank can hold."""
         depth = max(map(len, self.leaves))
         share, spent = tol / max(1, depth), 0
         for level in range(depth, 0, -1):
@@ -353,7 +353,7 @@ class _Splitting:
         return True
 
     def result(self) -> PatchedTT:
-        """Returns the patched train of all patches on which the function is not zero."""
+        """Returns the result of patched cross: all patches on which the function is not zero."""
         found = [(prefix, self.leaves[prefix].train) for prefix in sorted(self.leaves)]
         kept = [(prefix, train) for prefix, train in found if train is not None]
         shape = self._oracle.shape

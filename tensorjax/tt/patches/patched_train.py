@@ -23,7 +23,7 @@ class PatchedTT(
     static=("shape", "prefixes"),
     decode=lambda saved: (tuple(saved[0]), tuple(tuple(prefix) for prefix in saved[1])),
 ):
-    """Sum of trains on patches: parts of a tensor whose leading indices are given.
+    """Patched train: sum of trains on patches, parts of a tensor with given leading indices.
 
     Entries outside of all patches are zero; where patches overlap, they add. A function that needs
     high TT-ranks at few places has low ones in patches. The trains may have any dtype of `TT`.

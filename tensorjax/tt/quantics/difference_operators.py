@@ -72,7 +72,7 @@ def shift(
 
 
 def _carried(base: int, bits: int, by: int, *, periodic: bool) -> list[Any]:
-    """Builds the cores of a shift by grid points in one dimension, with carries of digits."""
+    """Builds the cores of a shift, a difference operator, in one dimension, with carries."""
     if by >= base**bits:
         return [np.zeros((1, base, base, 1))] * bits
     rows, columns = np.ogrid[:base, :base]

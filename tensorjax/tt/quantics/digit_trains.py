@@ -134,7 +134,7 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 
 def like(constants: Any, x: Any) -> Any:
-    """Casts constants to the array library and dtype of a quantics train's parameters."""
+    """Casts constants to the array library and dtype of the parameters of trains over digits."""
     return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
 
 
@@ -148,7 +148,7 @@ def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any 
 
 
 def _narrowed(cores: list[Any], dtype: Any) -> list[Any]:
-    """Casts host cores to a narrower dtype, which all share the size that one cannot hold."""
+    """Casts host cores over digits to a narrower dtype; they share a size that one cannot hold."""
     info = jnp.finfo(dtype)
     if all(jnp.finfo(c.dtype).bits <= info.bits for c in cores):
         return cores

@@ -254,7 +254,7 @@ def _wave(grid: QuanticsGrid, frequencies: Any, phase: Any, dtype: Any, part: in
 
 
 def _per_dimension(name: str, grid: QuanticsGrid, value: Any, dtype: Any) -> tuple[Any, Any]:
-    """Returns the rates or frequencies of a quantics function, one per dimension, and a dtype."""
+    """Returns rates or frequencies of an exponential or wave, one per dimension, and dtype."""
     checked_grid(grid)
     x, kind = parameter(name, value, dtype)
     if x.shape not in ((), (1,), (grid.dims,)):

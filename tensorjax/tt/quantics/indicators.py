@@ -96,7 +96,7 @@ def _boxed(grid: QuanticsGrid, low: Sequence[float], high: Sequence[float], dtyp
 
 
 def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
-    """Returns the index of the first point ≥ x on a quantics grid; base^bits if none is."""
+    """Returns the first index at which a step function is 1: of the first point ≥ x of a grid."""
     low, h, count = grid.low[dim], grid.spacing[dim], sizes_of(grid)[dim]
     if x <= low or x == -math.inf:
         return 0
@@ -137,7 +137,7 @@ def _digits(base: int, bits: int, index: int) -> list[int]:
 
 
 def delta(grid: QuanticsGrid, x: float | Sequence[float], *, dtype: DTypeLike | None = None) -> TT:
-    """Constructs the train that is 1 at the grid point nearest to x and 0 elsewhere; ranks one.
+    """Constructs the indicator of the grid point nearest to x, 1 there and 0 elsewhere; ranks one.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`.
@@ -175,7 +175,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:
-    """Checks the end of an indicator's box: one concrete number per dimension of the grid."""
+    """Checks an end of a box indicator: one concrete number per dimension of the quantics grid."""
     given = [value] * grid.dims if np.ndim(value) == 0 else list(value)
     if len(given) != grid.dims:
         raise ValueError(f"{name}: expected one number or {grid.dims}, got {value!r}")

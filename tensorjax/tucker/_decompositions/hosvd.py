@@ -128,7 +128,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Decomposes a small array by Gram ST-HOSVD, if that is chosen; None for other arrays."""
+    """Decomposes a small array by HOSVD by Gram matrices, if chosen; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}

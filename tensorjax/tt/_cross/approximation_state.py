@@ -82,43 +82,43 @@ class Approximation:
 
     @property
     def sets(self) -> Sets:
-        """Index sets (pivots) from which the tensor train of a cross approximation is built."""
+        """Index sets (pivots) in the state of `cross`, from which its train is built."""
         if self._sets is None:
             raise RuntimeError("no index sets before the start")
         return self._sets
 
     @property
     def warm(self) -> bool:
-        """Whether a cross approximation starts from a given tensor train."""
+        """Whether the state of `cross` starts from a given tensor train."""
         return self._x0 is not None
 
     @property
     def given(self) -> bool:
-        """Whether a cross approximation starts from a given tensor train or from given pivots."""
+        """Whether the state of `cross` starts from a given tensor train or from given pivots."""
         return self._x0 is not None or self._pivots is not None
 
     @property
     def jumps(self) -> bool:
-        """Whether the function of a cross approximation seems to have jumps (discontinuities)."""
+        """Whether, in the state of `cross`, the function seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
     @property
     def like_exact(self) -> bool:
-        """Whether a cross approximation's error is as far below tolerance as if it were exact."""
+        """Whether the error in the state of `cross` is as small as if the train were exact."""
         return self.options.like_exact(self.estimate.error)
 
     def current(self) -> Cores:
-        """Returns the cores of the train that a running cross approximation has now."""
+        """Returns the cores of the train in the state of a running cross approximation."""
         return self.finish(self.sets.cores())
 
     # Start ---------------------------------------------------------------------------------------
 
     def rescale(self) -> None:
-        """Discards index sets and error of a cross approximation after f was rescaled."""
+        """Discards index sets and error in the state of `cross` after f was rescaled."""
         self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
 
     def look(self) -> None:
-        """Searches a nonzero value of f to start `cross` from: at given pivots, or at random."""
+        """Searches a nonzero value of f to start a cross approximation from, given or random."""
         if self._pivots is not None:
             self.oracle.points(self._pivots)
         most = self.options.most_random
@@ -128,7 +128,7 @@ class Approximation:
             self.held.extend(min(self.held.uniform, most - self.held.uniform))
 
     def start(self) -> bool:
-        """Builds the first index sets of a cross approximation at a large entry of f.
+        """Builds the first state of `cross`: index sets at a large entry of f.
 
         Returns:
           Whether that led anywhere: it does not if x0 or the pivots are where f is zero.
@@ -160,7 +160,7 @@ class Approximation:
         return True
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the entry where a cross approximation starts: the largest near given pivots."""
+        """Returns the entry where the state of `cross` starts: the largest near given pivots."""
         if not offers:
             return point
         oracle = self.oracle
@@ -171,7 +171,7 @@ class Approximation:
         return np.concatenate([first[i], others[j]])
 
     def offer(self, points: np.ndarray, values: np.ndarray, threshold: float | None = None) -> int:
-        """Adds entries with large residuals as pivots of a cross approximation; counts them."""
+        """Adds entries with large residuals to the pivots of a running cross approximation."""
         sets, threshold = self.sets, self.threshold if threshold is None else threshold
         if len(self.oracle.shape) > points.shape[1]:
             component = np.abs(entries(self.current(), points) - values).argmax(axis=1)
@@ -185,7 +185,7 @@ class Approximation:
     # Error ---------------------------------------------------------------------------------------
 
     def _floor(self) -> float:
-        """Returns the magnitude of roundoff in the values of f, for cross approximation."""
+        """Returns the magnitude of roundoff in values of f, for the state of `cross`."""
         values = float(np.finfo(self.oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self.oracle.largest
@@ -196,7 +196,7 @@ class Approximation:
         return max(self._floor(), part * self.options.tol * self.held.rms)
 
     def measure(self, *, follow: bool = True) -> Estimate:
-        """Estimates the error of a cross approximation's train, and stores the best train."""
+        """Estimates the error of a running `cross`, and stores the best train in its state."""
         cores = self.current()
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -213,16 +213,16 @@ class Approximation:
         return estimate
 
     def measured_anew(self) -> Estimate:
-        """Estimates a cross approximation's error again after its held-out entries changed."""
+        """Updates the error in the state of `cross` after its held-out entries changed."""
         self.estimate = UNKNOWN
         return self.measure()
 
     def holds(self) -> bool:
-        """Whether a cross approximation meets its tolerance at changed held-out entries."""
+        """Whether the state of `cross` meets the tolerance at changed held-out entries."""
         return self.measured_anew().bound <= self.options.tol
 
     def settle(self, *, more: bool) -> None:
-        """Estimates the final error of a cross approximation that did not converge.
+        """Estimates the final error in the state of a cross approximation that did not converge.
 
         Args:
           more: whether f may be evaluated at as many held-out entries as were asked for.
@@ -246,7 +246,7 @@ class Approximation:
 
     @property
     def readable(self) -> bool:
-        """Whether to evaluate a small tensor in full, in place of cross approximation."""
+        """Whether, in the state of `cross`, a small tensor is to be evaluated in full."""
         if self.one_read:
             return self.small
         elements = self.held.size * self.held.values.shape[1]
@@ -254,13 +254,13 @@ class Approximation:
 
     @property
     def small(self) -> bool:
-        """Whether evaluating a tensor in full costs no more than a `cross` that finds nothing."""
+        """Whether, in this state, a full evaluation costs no more than a `cross` without result."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
     @property
     def payable(self) -> bool:
-        """Whether the budget allows evaluations of all entries that are not known."""
+        """Whether, in this state, the budget of `cross` allows to evaluate all entries left."""
         size, oracle = self.held.size, self.oracle
         # A cache that is too small for all forgets known ones while the others are evaluated.
         known = oracle.remembered if oracle.holds(size) else 0
@@ -268,7 +268,7 @@ class Approximation:
 
     @property
     def affordable(self) -> bool:
-        """Whether a tensor may be evaluated in full where the search of `cross` fails."""
+        """Whether, in the state of a failed `cross`, to evaluate the tensor in full."""
         budget, size = self.options.budget, self.held.size
         most = budget if math.isfinite(budget) else _MOST_READ
         elements = size * self.held.values.shape[1]
@@ -276,23 +276,23 @@ class Approximation:
 
     @property
     def half_read(self) -> bool:
-        """Whether half of a tensor is evaluated, so that `cross` may evaluate the rest too."""
+        """Whether, in the state of `cross`, half of a tensor is read, so that all may be."""
         return self._known(_HALF)
 
     @property
     def quarter_read(self) -> bool:
-        """Whether a quarter of a small tensor is evaluated: too much for low ranks in `cross`."""
+        """Whether, in the state of `cross`, a quarter of a small tensor is evaluated."""
         return self.held.size <= _FEW_ENTRIES and self._known(_QUARTER)
 
     def _known(self, part: int) -> bool:
-        """Whether 1/``part`` of a tensor is evaluated, and the budget of `cross` has the rest."""
+        """Whether, in the state of `cross`, 1/``part`` of a tensor is read, the rest payable."""
         size = self.held.size
         few = size <= part * self.oracle.remembered and self.payable
         elements = size * self.held.values.shape[1]
         return self.options.search > 0 and few and elements <= _MOST_ELEMENTS
 
     def whole(self) -> Status:
-        """Evaluates all entries of a tensor and decomposes it by TT-SVD, in place of `cross`."""
+        """Evaluates all entries of a tensor: its TT-SVD becomes the state of `cross`."""
         self.held.read_all()
         values = self.held.values.reshape(self.oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -312,7 +312,7 @@ class Approximation:
         return "zero"
 
     def ended(self, status: Status, *, measured: bool = True) -> Status:
-        """Ends a cross approximation that can evaluate f no more, with its best tensor train.
+        """Ends a cross approximation that can evaluate f no more, with its state's best train.
 
         Args:
           measured: whether the present train is tried too: not if its index sets may be halves.
@@ -327,14 +327,14 @@ class Approximation:
         return status
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant train, with one value per component of the function."""
+        """Returns a constant train's cores for the state of `cross`, a value a component."""
         ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant tensor train of f's mean over samples, and its estimated error."""
+        """Returns a constant train as a state of `cross`: f's mean over samples, and its error."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self.finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)

@@ -1,4 +1,4 @@
-"""Base classes of tensorised layers: weights in TT, Tucker and CP format; error certificates."""
+"""Base classes of tensorised layers in any format: TT, Tucker, CP; error certificates."""
 
 import abc
 import dataclasses
@@ -72,22 +72,22 @@ class GatedLayer(nnx.Module):
 
     @property
     def certificate(self) -> Certificate | None:
-        """Error certificate of a layer that was converted from a dense one; else None."""
+        """Error certificate of any tensorised layer converted from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def numbers(self) -> int:
-        """Number of the layer's parameters, gates and bias included."""
+        """Number of parameters of any tensorised layer, gates and bias included."""
         return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of the layer's weight, read from its parameters' shapes."""
+        """Ranks of the bonds of any tensorised layer's weight, read from its parameters' shapes."""
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the layer's initial arrays, whose weight has entries of given variance."""
+        """Draws initial arrays of any tensorised layer: entries of the weight of given variance."""
 
 
 class TensorLayer(GatedLayer):
@@ -96,25 +96,25 @@ class TensorLayer(GatedLayer):
     @property
     @abc.abstractmethod
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of the layer's weight, those of the input first."""
+        """Mode sizes of any tensorised layer's weight, those of the input first."""
 
     @property
     @abc.abstractmethod
     def _inputs(self) -> int:
-        """Number of modes of the input in the network of the layer's weight."""
+        """Number of modes of the input in the network of any tensorised layer's weight."""
 
     @property
     def _summed(self) -> int:
-        """Number of modes of the layer's weight that are summed over for an output."""
+        """Number of modes of any tensorised layer's weight that an output sums over."""
         return self._inputs
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of the layer's weight, multiplied by its gates."""
+        """Returns the arrays of any tensorised layer's weight, multiplied by its gates."""
 
     @abc.abstractmethod
     def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of the layer's weight."""
+        """Returns the tensor-network structure of any tensorised layer's weight."""
 
 
 class TrainWeight(TensorLayer):
@@ -131,15 +131,15 @@ class TrainWeight(TensorLayer):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the layer's weight."""
+        """TT-ranks of the interior bonds of the weight of any layer in TT format."""
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of a TT weight."""
+        """Returns the tensor-network structure of the weight of any layer in TT format."""
         return _weight_networks.train(self.modes, self._inputs, self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT weight, multiplied by its gates."""
+        """Returns the gated cores of the weight of any layer in TT format."""
         return _weight_networks.gated_train(values(self.cores), values(self.gates))
 
 
@@ -159,15 +159,15 @@ class TuckerWeight(TensorLayer):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks of the layer's Tucker weight."""
+        """Multilinear ranks of the weight of any layer in Tucker format."""
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of a Tucker weight."""
+        """Returns the tensor-network structure of the weight of any layer in Tucker format."""
         return _weight_networks.tucker(self.modes, self._inputs, self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns factors and core of a Tucker weight, multiplied by its gates."""
+        """Returns gated factors and core of the weight of any layer in Tucker format."""
         factors, gates = values(self.factors), values(self.gates)
         return _weight_networks.gated_tucker(self.core[...], factors, gates, self._inputs)
 
@@ -187,13 +187,13 @@ class CanonicalWeight(TensorLayer):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank R of the layer's weight, the number of terms, as a tuple (R,)."""
+        """CP-rank R, as a tuple (R,), of the weight of any layer in CP format."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> WeightNetwork:
-        """Returns the tensor-network structure of a CP weight."""
+        """Returns the tensor-network structure of the weight of any layer in CP format."""
         return _weight_networks.canonical(self.modes, self._inputs, self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP weight, multiplied by its gate."""
+        """Returns the gated factors of the weight of any layer in CP format."""
         return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])

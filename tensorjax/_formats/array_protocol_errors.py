@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an operand of a tensor's operator is a scalar of Python, NumPy or JAX (0-d too)."""
+    """Whether an object used with a tensor format is no array but a scalar (0-d ones too)."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -162,7 +162,7 @@ class NoArray:
 
 
 def _size(x: Any, axis: Any = None) -> int:
-    """Answers `numpy.size` of a tensor format: entries in all, or along axes."""
+    """Answers `numpy.size` of a tensor format used as an array: entries in all, or along axes."""
     axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     return math.prod(x.shape[k] for k in axes)
 
@@ -176,7 +176,7 @@ def _unsupported(*operands: Any) -> Any:
 
 
 def _refusal(operator: str, function: str) -> Callable[..., Any]:
-    """Makes a tensor format's method for a NumPy operator that it lacks: an error with advice."""
+    """Makes a method that refuses a NumPy operator of arrays for a tensor format: an error."""
 
     def method(self: NoArray, *others: Any) -> Any:
         if not all(map(_is_operand, others)):
@@ -215,7 +215,7 @@ for _name in ("float", "int", "complex", "round", "trunc", "floor", "ceil"):
 
 
 def no_array(x: NoArray, function: str, entries: bool = False) -> TypeError:
-    """Returns a TypeError for a NumPy function, as "numpy.exp", called on a tensor format.
+    """Returns a TypeError for a NumPy function of arrays, as "numpy.exp", for a tensor format.
 
     With ``entries`` it names how to apply the function to entries, and no function of that name.
     """
@@ -250,7 +250,7 @@ def asked_by_jax(x: NoArray) -> None:
 
 
 def unknown(kind: type[NoArray], name: str) -> str:
-    """Returns the error message for an attribute that a tensor format lacks."""
+    """Returns the error message for an array's attribute that a tensor format lacks."""
     message = f"{kind.__name__!r} object has no attribute {name!r}"
     if name.startswith("_"):
         return message
@@ -273,7 +273,7 @@ def _functions(kind: type[NoArray]) -> Sequence[str]:
 
 
 def _instead(kind: type[NoArray], name: str) -> str | None:
-    """Returns the hint what replaces a NumPy attribute that a tensor format lacks, or None."""
+    """Returns, for an error, the hint what replaces an array attribute that a format lacks."""
     text, functions = _INSTEAD.get(name), set(_functions(kind))
     if text is None or not hasattr(kind, "ndim"):
         return None
@@ -288,7 +288,7 @@ def _instead(kind: type[NoArray], name: str) -> str | None:
 
 
 def _advice(x: NoArray, name: str) -> str:
-    """Returns the hint what replaces a NumPy function for tensor formats, for an error message."""
+    """Returns, for an error, the hint what replaces a NumPy function of arrays."""
     return _named(x, name) or f"the dense array is that of {x.dense_name}"
 
 
@@ -300,6 +300,6 @@ def _named(x: NoArray, name: str) -> str | None:
 
 
 def _entries(x: NoArray, function: str) -> str | None:
-    """Returns the hint how to apply a NumPy function to a tensor format's entries, or None."""
+    """Returns, for an error, the hint how to apply a NumPy function to entries, or None."""
     call = x.entrywise_name.format(function)
     return f"entry by entry, at a tolerance, call {call}" if call else None

@@ -16,7 +16,7 @@ Powers = tuple[float, Callable[[], float]]
 
 
 def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> jax.Array:
-    """Returns a computed scalar; raises OverflowError if its dtype cannot hold the true value.
+    """Checks a computed scalar for overflow: OverflowError if its dtype cannot hold the true value.
 
     Returned as they are: values known only under a transformation, batches of them, and those on
     accelerators or several devices, for which a program would have to wait. A value of 0 is refused
@@ -50,7 +50,7 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
 
 
 def on_one_cpu(value: Any) -> bool:
-    """Whether a concrete JAX array, of a scalar or of a tensor, lies on a single CPU device."""
+    """Whether a computed scalar, or array, is on one CPU, so that overflow may be checked."""
     if _placement._is_alone():
         return True
     devices = value.devices()
@@ -58,7 +58,7 @@ def on_one_cpu(value: Any) -> bool:
 
 
 def power_of_ten(mantissa: Any, exponent: Any) -> float:
-    """Computes log10 |m·2^e| of a scaled number; −∞ for zero, NaN if m is not finite."""
+    """Computes log10 |m·2^e| for overflow checks; −∞ for zero, NaN if m is not finite."""
     size = float(np.abs(mantissa))
     if not math.isfinite(size):
         return math.nan

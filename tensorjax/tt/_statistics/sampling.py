@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import absorb
-from tensorjax._formats.random_arrays import drawn, split, words_of
+from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._formats.random_arrays import drawn, one_on_host, split, words_of
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.batch_sizes import rounded_up
 from tensorjax._kernels.choice import choose_kernel
@@ -21,7 +21,7 @@ from tensorjax.tt._statistics.densities import (
     is_real,
     mass_is_positive,
     near_one,
-    sample_entries,
+    sums_to_the_right,
 )
 
 
@@ -67,13 +67,61 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     _check.key(key)
     if not _check.flag("squared", squared):
         is_real(t)
-        found, sign = sample_entries(key, t, count)
+        found, sign = _sample_by_sums(key, t, count)
         mass_is_positive(sign)
         return found
     noise = rounded_up(count) * sum(t.shape)
     if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:
         return _sample(key, orthogonalize(near_one(t), 0), count)
     return on_device([_on_host(t, _noise(key, t, count))])[0]
+
+
+def _sample_by_sums(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
+    """Samples multi-indices i of a train with probability t_i / Σ t; returns sign(Σ t) too."""
+    if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
+        return _sample_compiled(key, t, count)
+    real = linalg.factor_dtype(t.dtype)
+    noise = one_on_host(jax.random.uniform, key, (t.order, count), real)
+    if noise is None:
+        noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
+    host = TT._unchecked(tuple(map(np.asarray, t.cores)))
+    drawn, sign = _transformed(near_one(host), noise)
+    return on_device([drawn.astype(jax.dtypes.canonicalize_dtype(int))])[0], sign
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.Array]:
+    noise = jax.random.uniform(key, (t.order, count), linalg.factor_dtype(t.dtype))
+    drawn, sign = _transformed(near_one(t), noise)
+    return drawn.astype(jax.dtypes.canonicalize_dtype(int)), sign
+
+
+def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
+    """Samples multi-indices of a train as density, from uniform variates by inverse transform.
+
+    One mode after the other by its conditional weights, of which negative ones count as zero. Where
+    none is positive, −1 stands for this mode and those after it.
+    """
+    xp: Any = np if linalg.is_host(t.cores[0]) else jnp
+    real = linalg.factor_dtype(t.dtype)
+    rights, _, sign = sums_to_the_right(t)
+    left = xp.ones((noise.shape[1], 1), real)
+    alive = xp.ones(noise.shape[1], bool)
+    drawn = []
+    for core, right, u in zip(t.cores, rights, noise, strict=True):
+        rows = einsum("br,rns->bns", left, core.astype(real))
+        weights = einsum("bns,s->bn", rows, right)
+        sums = xp.cumsum(xp.where(weights > 0, weights, 0), axis=1)
+        total = sums[:, -1]
+        alive = alive & (total > 0) & xp.isfinite(total)
+        # The last index of positive weight, where roundoff puts the variate at the very end.
+        last = xp.argmax(sums == total[:, None], axis=1)
+        index = xp.minimum(xp.sum(sums <= (u * total)[:, None], axis=1), last)
+        left = xp.take_along_axis(rows, index[:, None, None], axis=1)[:, 0]
+        size = xp.max(xp.abs(left), axis=1, keepdims=True)
+        left = left / xp.where(size > 0, size, 1).astype(real)
+        drawn.append(xp.where(alive, index, -1))
+    return xp.stack(drawn, axis=1), sign
 
 
 def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Local systems of TT linear solvers, on the host: operator, preconditioners, GMRES, dense.
+"""Local systems of AMEn, on the host: operator, preconditioners, GMRES, dense solver.
 
 The operator on one site is Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b, with the interfaces L (r, a, r), R (s, b, s)
 and the core A (a, n, n, b); vectors are arrays (r, n, s).
@@ -23,7 +23,7 @@ _SKEWED = 1e6
 
 
 class Local(NamedTuple):
-    """Local operator of AMEn at one site: a core of A between two interfaces.
+    """Operator of AMEn's local system at one site: a core of A between two interfaces.
 
     Attributes:
       lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.
@@ -41,7 +41,7 @@ class Local(NamedTuple):
         return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
 
     def __call__(self, x: Array) -> Array:
-        """Applies AMEn's local operator to a core (r, n, s)."""
+        """Applies the operator of AMEn's local system to a core (r, n, s)."""
         return apply_one(self.lefts, self.core, self.rights, x)
 
     def dense(self) -> Array:
@@ -112,12 +112,12 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """Multiplies the axes of an AMEn local vector by three matrices, the last transposed."""
+    """Multiplies a vector of AMEn's local system by three matrices, axis by axis."""
     return times_mode(absorb(x, times_right(v, zt)), y)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """Diagonalises three matrices of AMEn's local preconditioner; Hermitian parts if too skewed.
+    """Diagonalises the preconditioner of AMEn's local system, three matrices; Hermitian if skew.
 
     The latter if a v is too ill-conditioned.
     """
@@ -140,7 +140,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Builds AMEn's block Jacobi preconditioner of a local system, a block per pair of bonds."""
+    """Builds the block Jacobi preconditioner of AMEn's local system, a block per pair of bonds."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     blocks = einsum("ar,amnb,bs->rsmn", left, core, right)
@@ -163,7 +163,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """Builds AMEn's Jacobi preconditioner of a local system: the inverse of its diagonal."""
+    """Builds the Jacobi preconditioner of AMEn's local system: the inverse of its diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)
@@ -195,7 +195,7 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """Solves a local system by restarted GMRES, right-preconditioned, to an absolute residual.
+    """Solves AMEn's local system by restarted GMRES, right-preconditioned, to an absolute residual.
 
     Returns:
       Solution, norm of its residual, count of iterations.

@@ -1,4 +1,4 @@
-"""Sums of tensor trains and of products of trains, rounded by random sketches, not formed exactly.
+"""Sums of tensor trains and of products of trains, rounded by random sketches or Gram matrices.
 
 A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
 bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
@@ -41,7 +41,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of a term of a rounded sum of trains, from its factors per mode."""
+    """Returns the mode sizes of a term of a sum of trains to be sketched, from its factors."""
     return [_mode(factors) for factors in term]
 
 
@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Extends a random sketch of one term of a sum of trains, from the right, by one mode.
+    """Extends the sketch of one term of a sum of trains, from the right, by one mode.
 
     Args:
       cores: of one mode n.
@@ -72,7 +72,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Contracts a matrix with the left bonds of a train, or of a product of two, in a rounded sum.
+    """Contracts a sketched sum's matrix with the left bonds of a train, or of a product of two.
 
     The bonds of a product are pairs.
     """
@@ -86,12 +86,12 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the end interface of a train, or product, in a rounded sum: one entry, 1."""
+    """Returns the end interface of a train, or product, in a sketched sum: one entry, 1."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Scales the cores of a rounded sum of trains near one; returns the exponents too."""
+    """Scales the cores of a sketched sum of trains near one; returns the exponents too."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -187,7 +187,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Adds the parts of a rounded sum of trains, scaled by powers of two; returns the exponent."""
+    """Adds the parts of a sketched sum of trains, scaled by powers of two; returns the exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -196,7 +196,7 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales the arrays of a rounded sum of trains near one by powers of two; returns exponents."""
+    """Scales the arrays of a sketched sum near one by powers of two; returns exponents."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
@@ -225,7 +225,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of a sum of trains, a block-diagonal core, by a matrix on its right."""
+    """Multiplies slice n of a sum of trains by a matrix on its right, for Gram matrices."""
     out = []
     start = 0
     for factors in cores:
@@ -283,7 +283,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates the relative error of a rounded sum of trains by a random tensor train.
+    """Estimates the relative error of a sum of trains rounded by sketches, by a random train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

@@ -1,4 +1,4 @@
-"""Functions of patched trains: entries, sums, inner products and norms, conversion."""
+"""Functions of patched trains: entries, sums, inner products and norms."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
 
 
 def _groups(rows: np.ndarray) -> dict[Prefix, np.ndarray]:
-    """Groups the index prefixes of patches: returns the positions of each distinct prefix."""
+    """Groups the index prefixes of patches to evaluate entries: positions of each distinct one."""
     unique, which = np.unique(rows, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
@@ -253,7 +253,7 @@ def norm(p: PatchedTT) -> jax.Array:
 
 
 def _overlap(prefixes: tuple[Prefix, ...]) -> bool:
-    """Whether patches of a function overlap: two are equal, or one lies within another."""
+    """Whether patches in a norm or product overlap: two are equal, or one lies within another."""
     kept = set(prefixes)
     inside = any(prefix[:k] in kept for prefix in prefixes for k in range(len(prefix)))
     return inside or len(kept) < len(prefixes)
