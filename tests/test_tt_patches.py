@@ -102,11 +102,75 @@ def test_trains_of_many_ranks_are_not_compiled_each():
         np.testing.assert_allclose(x, y, rtol=1e-10)
 
 
-def test_values_that_the_dtype_cannot_hold_are_refused():
-    p = patches.PatchedTT((2, 3), [(0,)], [1e30 * tt.ones((3,), np.float32)])
-    with pytest.raises(OverflowError, match="inner product of the patched trains"):
-        patches.inner(p, p)
-    np.testing.assert_allclose(patches.norm(p), math.sqrt(3) * 1e30, rtol=1e-6)
+LEADS = {"apart": [(0,), (1, 2)], "nested": [(0,), (), (1, 1)], "equal": [(1,), (1,)]}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, float, np.complex64])
+@pytest.mark.parametrize("leads", LEADS.values(), ids=LEADS)
+def test_scalars_are_right_or_refused_where_the_dtype_cannot_hold_them(leads: Any, dtype: Any):
+    shape, info = (2, 3, 2, 2), jnp.finfo(dtype)
+    rng = np.random.default_rng(len(leads))
+
+    def core(*sizes: int) -> np.ndarray:
+        return rng.standard_normal(sizes) + (1j if dtype is np.complex64 else 1)
+
+    cores = [
+        [
+            core(1 if k == len(lead) else 2, shape[k], 1 if k == 3 else 2)
+            for k in range(len(lead), 4)
+        ]
+        for lead in leads
+    ]
+
+    def patched(first: float, last: float) -> tt.patches.PatchedTT:
+        scaled = [[first * c[0], *c[1:-1], last * c[-1]] for c in cores]
+        trains = [tt.TT([np.asarray(c, dtype) for c in each]) for each in scaled]
+        return patches.PatchedTT(shape, leads, trains)
+
+    x = by_hand(patched(1, 1)).astype(complex)
+    cases = [
+        (patches.norm, np.linalg.norm(x), 1),
+        (patches.sum, x.sum(), 1),
+        (lambda p: patches.inner(p, p), np.vdot(x, x), 2),
+    ]
+    most = (30, 200) if dtype is float else (15, 30)
+    low, top = math.log10(2) * (info.minexp - info.nmant), math.log10(float(info.max))
+    for first, last in [(0, e) for e in most] + [(e, 0) for e in most] + [(most[1], -most[0])]:
+        for sign in (1, -1):
+            p = patched(10.0 ** (sign * first), 10.0 ** (sign * last))
+            for f, value, times in cases:
+                e = sign * times * (first + last)
+                if low < math.log10(abs(value)) + e < top:
+                    found = np.asarray(f(p), complex) / 10.0**e
+                    np.testing.assert_allclose(found, value, rtol=1e3 * float(info.eps))
+                else:
+                    with pytest.raises(OverflowError, match=r"of the patched trains, about 1e"):
+                        f(p)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, float, np.complex64])
+@pytest.mark.parametrize("leads", LEADS.values(), ids=LEADS)
+def test_inf_and_nan_in_cores_are_no_overflow(leads: Any, dtype: Any):
+    shape = (2, 3, 2, 2)
+    trains = [tt.ones(shape[len(lead) :], dtype) for lead in leads]
+    for bad in (np.nan, np.inf):
+        first = [np.full(trains[0].cores[0].shape, bad, dtype), *trains[0].cores[1:]]
+        p = patches.PatchedTT(shape, leads, [tt.TT(first), *trains[1:]])
+        for value in (patches.norm(p), patches.sum(p), patches.inner(p, p)):
+            # Products of complex numbers make NaN of Inf.
+            assert np.isnan(value) or (np.isinf(value) and bad == np.inf)
+            assert dtype is np.complex64 or np.isnan(value) == np.isnan(bad)
+
+
+def test_zero_and_roundoff_are_no_underflow():
+    small = 1e-30 * tt.ones((3,), np.float32)
+    one, other = (patches.PatchedTT((2, 3), [(k,)], [small]) for k in range(2))
+    assert patches.inner(one, other) == 0
+    whole = patches.PatchedTT((2, 3), [()], [1e-30 * tt.ones((2, 3), np.float32)])
+    rest = whole - one - other
+    assert patches.norm(rest) <= 1e-36
+    assert abs(patches.sum(rest)) <= 1e-36
+    assert patches.inner(rest, rest) == 0
 
 
 def ridge(seed: int) -> tuple[Any, Any]:

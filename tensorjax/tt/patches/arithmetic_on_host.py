@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,22 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
-from tensorjax._cores.overlaps import overlap
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.scalar_range import held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
+from tensorjax.tt._evaluation.entries_on_host import near_one
 from tensorjax.tt._to_dense import dense
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
+
+Scaled = tuple[Any, int]  # m and e of a number m·2^e
+
+# Squared norms of what is carried from core to core between which it is not scaled.
+_LOW, _HIGH = 2.0**-60, 2.0**60
+_MOST = 2000  # powers of two below the largest term at which any other one vanishes
 
 
 def on_host(*patched: PatchedTT) -> bool:
@@ -29,19 +37,55 @@ def on_host(*patched: PatchedTT) -> bool:
 
 def inner(x: PatchedTT, y: PatchedTT) -> jax.Array:
     """Computes the inner product of concrete patched trains by NumPy, in double precision."""
-    return _scalar("inner product", _product(x, y), jnp.result_type(x.dtype, y.dtype))
+
+    def bound() -> float:
+        left, right = ([_power(t) for t in p.trains] for p in (x, y))
+        return max(left[i] + right[j] for i, j in overlapping(x.prefixes, y.prefixes))
+
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    return _scalar("inner product", _product(x, y), dtype, bound)
 
 
-def _product(x: PatchedTT, y: PatchedTT) -> Any:
-    total: Any = 0.0
-    left, right = ([_orthogonal(t) for t in p.trains] for p in (x, y))
+def _product(x: PatchedTT, y: PatchedTT) -> Scaled:
+    terms: list[Scaled] = []
     with np.errstate(all="ignore"):
+        left = [near_one(_wide(t)) for t in x.trains]
+        right = left if x is y else [near_one(_wide(t)) for t in y.trains]
         for i, j in overlapping(x.prefixes, y.prefixes):
-            (s, e), (t, f) = left[i], right[j]
             a, b = x.prefixes[i], y.prefixes[j]
-            value = overlap(_within(s, b[len(a) :]), _within(t, a[len(b) :]))
-            total = total + linalg.scaled(np.asarray(value), e + f)
-    return total
+            s, e = _within(*left[i], b[len(a) :])
+            t, f = _within(*right[j], a[len(b) :])
+            value, more = _overlap(s, t)
+            terms.append((value, e + f + more))
+        return _total(terms)
+
+
+def _overlap(xs: Cores, ys: Cores) -> Scaled:
+    """Computes the inner product of two trains whose cores are near one, in range throughout."""
+    e, exponent = np.ones((1, 1)), 0
+    for a, b in zip(xs, ys, strict=True):
+        e = bond_overlap(a, absorb(e, b))
+        if not _LOW < np.vdot(e, e).real < _HIGH:
+            e, more = linalg.normalized(e)
+            exponent += more
+    return e[0, 0], exponent
+
+
+def _total(terms: Sequence[Scaled]) -> Scaled:
+    """Adds numbers m·2^e at the exponent of the largest one."""
+    near = [(*linalg.normalized(np.asarray(m)), e) for m, e in terms]
+    top = max((more + e for m, more, e in near if m != 0), default=0)
+    total: Any = 0.0
+    for m, more, e in near:
+        total = total + linalg.scaled(np.asarray(m), max(more + e - top, -_MOST))
+    return total, top
+
+
+def _root(square: Any, exponent: int) -> Scaled:
+    """Computes the root of a number m·2^e, of roundoff below zero as of zero; NaN stays NaN."""
+    half = exponent // 2
+    rest = np.ldexp(np.real(square), exponent - 2 * half)
+    return abs(rest * 0) if rest <= 0 else np.sqrt(rest), half
 
 
 def overlapping(left: Sequence[Prefix], right: Sequence[Prefix]) -> Iterator[tuple[int, int]]:
@@ -60,30 +104,54 @@ def overlapping(left: Sequence[Prefix], right: Sequence[Prefix]) -> Iterator[tup
 
 def norm(p: PatchedTT, *, overlaps: bool) -> jax.Array:
     """Computes the norm of a concrete patched train, whose patches may overlap, by NumPy."""
-    if overlaps:
-        size = math.sqrt(max(0.0, np.real(_product(p, p))))
-    else:
-        size = math.hypot(*map(norm_of, p.trains))
-    return _scalar("norm", size, jnp.finfo(p.dtype).dtype)
+    with np.errstate(all="ignore"):
+        # The QR factors of Inf are NaN.
+        if overlaps or not all(np.isfinite(np.asarray(c)).all() for t in p.trains for c in t.cores):
+            size = _root(*_product(p, p))
+        else:
+            parts = [_orthogonal_norm(t) for t in p.trains]
+            size = _root(*_total([(m * m, 2 * e) for m, e in parts]))
+
+    def bound() -> float:
+        return max(map(_power, p.trains)) if overlaps else -math.inf
+
+    return _scalar("norm", size, jnp.finfo(p.dtype).dtype, bound)
 
 
 def norm_of(train: TT) -> float:
     """Computes the norm of one patch's train by NumPy, in double precision."""
-    cores, exponent = _orthogonal(train)
-    return float(np.ldexp(np.linalg.norm(cores[0]), exponent))
+    return float(np.ldexp(*_orthogonal_norm(train)))
+
+
+def _orthogonal_norm(train: TT) -> Scaled:
+    cores, exponent = right_orthogonal(_wide(train))
+    return np.linalg.norm(cores[0]), exponent
+
+
+def _power(train: TT) -> float:
+    """Computes log10 of the norm of one patch's train."""
+    return power_of_ten(*_orthogonal_norm(train))
 
 
 def sum(p: PatchedTT) -> jax.Array:
     """Sums the entries of a concrete patched train by NumPy, in double precision."""
-    total: Any = 0.0
+    terms: list[Scaled] = []
     with np.errstate(all="ignore"):
         for train in p.trains:
-            v, exponent = np.ones((1, 1)), 0
-            for core in _wide(train):
-                v, e = linalg.normalized(absorb(v, core).sum(axis=1))
-                exponent += e
-            total = total + linalg.scaled(v[0, 0], exponent)
-    return _scalar("sum", total, p.dtype)
+            cores, exponent = near_one(_wide(train))
+            v = np.ones((1, 1))
+            for core in cores:
+                v = absorb(v, core).sum(axis=1)
+                if not _LOW < np.vdot(v, v).real < _HIGH:
+                    v, e = linalg.normalized(v)
+                    exponent += e
+            terms.append((v[0, 0], exponent))
+        total = _total(terms)
+
+    def bound() -> float:  # Cauchy–Schwarz, with a train of ones
+        return max(_power(t) + math.log10(math.prod(t.shape)) / 2 for t in p.trains)
+
+    return _scalar("sum", total, p.dtype, bound)
 
 
 def to_dense(p: PatchedTT) -> jax.Array:
@@ -100,27 +168,23 @@ def _wide(train: TT) -> Cores:
     return [np.asarray(c, np.result_type(c.dtype, np.float64)) for c in train.cores]
 
 
-def _orthogonal(train: TT) -> tuple[Cores, int]:
-    """Returns a patch's train right-orthogonal, so that overlaps with it stay in range."""
-    return right_orthogonal(_wide(train))
-
-
-def _within(cores: Cores, digits: Prefix) -> Cores:
+def _within(cores: Cores, exponent: int, digits: Prefix) -> tuple[Cores, int]:
     """Fixes leading indices of a patch's train: that of the smaller patch behind them."""
     row = np.ones((1, 1))
     for core, digit in zip(cores, digits, strict=False):
-        row = absorb(row, core[:, [digit]])[:, 0]
+        row, e = linalg.normalized(absorb(row, core[:, [digit]])[:, 0])
+        exponent += e
     first, *rest = cores[len(digits) :]
-    return [absorb(row, first), *rest]
+    return [absorb(row, first), *rest], exponent
 
 
-def _scalar(name: str, value: Any, dtype: Any) -> jax.Array:
-    """Returns a scalar of patched trains in its dtype; raises OverflowError if it is too large."""
-    with np.errstate(over="ignore"):
-        out = np.asarray(value).astype(dtype)
-    if np.isinf(out):
-        raise OverflowError(
-            f"the {name} of the patched trains is out of the range of {jnp.dtype(dtype).name}; "
-            "scale them first"
-        )
-    return on_device([out])[0]
+def _scalar(name: str, value: Scaled, dtype: Any, bound: Callable[[], float]) -> jax.Array:
+    """Returns a scalar m·2^e of patched trains in its dtype, if that holds it."""
+    with np.errstate(all="ignore"):
+        out = np.asarray(linalg.scaled(np.asarray(value[0]), value[1])).astype(dtype)
+    return held(
+        f"the {name} of the patched trains",
+        on_device([out])[0],
+        lambda: (power_of_ten(*value), bound),
+        "scale them first",
+    )

@@ -164,7 +164,7 @@ def sum(p: PatchedTT) -> jax.Array:
       Scalar.
 
     Raises:
-      TypeError: no patched train.
+      TypeError: no patched train. OverflowError: on a CPU, the dtype cannot hold the sum.
 
     Example:
       >>> from tensorjax import tt
@@ -194,7 +194,8 @@ def inner(x: PatchedTT | TT, y: PatchedTT | TT) -> jax.Array:
 
     Raises:
       ValueError: another shape.
-      OverflowError: on a CPU, the dtype cannot hold the value.
+      OverflowError: on a CPU, the dtype cannot hold the value, unless it is below roundoff of its
+        terms; Inf and NaN in the cores make it Inf or NaN.
 
     Concrete trains on a CPU are NumPy's here and in `sum`, `norm` and `to_dense`: patches have
     trains of many ranks, and no program is compiled for each.
@@ -232,7 +233,7 @@ def norm(p: PatchedTT) -> jax.Array:
       largest patch's norm are roundoff then.
 
     Raises:
-      TypeError: no patched train.
+      TypeError: no patched train. OverflowError: on a CPU, the dtype cannot hold the norm.
 
     Example:
       >>> from tensorjax import tt
