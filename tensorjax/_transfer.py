@@ -13,6 +13,9 @@ from jax.sharding import SingleDeviceSharding
 from tensorjax._placement import _default_device
 
 LINE = 64  # bytes of a cache line, to which XLA aligns the memory of arrays on CPUs
+# Bytes up to which memory of NumPy is shared: larger memory costs much to hold twice, and little to
+# copy beside what it takes to compute its numbers.
+SHARED = 2**20
 
 
 def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
@@ -20,6 +23,10 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
 
     It takes JAX some 40 µs an array to find that nothing special is asked; small trains of many
     cores take less to compute.
+
+    On a CPU, XLA shares memory that begins at a whole cache line, as that of `aligned` does up to
+    a size, and copies other memory. What is shared belongs to NumPy: programs to which the array
+    is donated allocate memory for their results.
 
     Args:
       arrays: of NumPy.
@@ -39,27 +46,46 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
 
 
 class FreshArrays(list[np.ndarray]):
-    """List of arrays that nothing else refers to, in memory that `on_device` shares on a CPU."""
+    """List of arrays that nothing else refers to, in memory made by `aligned`."""
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Makes an array of NumPy, without values, whose memory `on_device` shares on a CPU.
+    """Makes an array of NumPy, without values; its memory `on_device` shares on a CPU if small.
 
     XLA takes memory as it is where it begins at a whole cache line. From elsewhere it copies, to
-    fresh pages, which for some hundred kilobytes takes as long as to decompose them.
+    fresh pages, which for some hundred kilobytes takes as long as to decompose them. Arrays of more
+    than `SHARED` bytes begin within a line and are copied: XLA reuses the memory of donated arrays
+    only where it is its own.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + LINE, np.uint8)
     start = -raw.__array_interface__["data"][0] % LINE
+    if size > SHARED:
+        start = (start + LINE // 2) % LINE
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def on_lines(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Copies an array of NumPy in a dtype to memory that `on_device` shares on a CPU."""
+    """Copies an array of NumPy in a dtype to memory made by `aligned`."""
     out = aligned(array.shape, dtype)
     out[...] = array
     return out
+
+
+def split_at_lines(block: np.ndarray, shapes: Iterable[tuple[int, ...]]) -> FreshArrays:
+    """Splits a block of `aligned` into arrays, each of which begins a whole number of lines on.
+
+    They are copied where they take less than half of the block, which they would keep alive.
+    """
+    line, places, at = LINE // block.itemsize, [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        places.append((at, at + size, shape))
+        at -= -size // line * line
+    if at < len(block) // 2:
+        block = on_lines(block[:at], block.dtype)
+    return FreshArrays(block[start:end].reshape(shape) for start, end, shape in places)
 
 
 def copied(arrays: Iterable[Any]) -> list[jax.Array]:

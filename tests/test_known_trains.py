@@ -1,5 +1,9 @@
 """Calls whose kernel is known from calls before, and memory that results share with the host."""
 
+import copy
+import dataclasses
+import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +151,85 @@ def test_memory_on_whole_lines_is_shared() -> None:
         host = _transfer.on_lines(np.arange(size), np.float32)
         assert host.__array_interface__["data"][0] % _transfer.LINE == 0 or not size
         np.testing.assert_array_equal(_transfer.on_device([host])[0], np.arange(size))
+
+
+@pytest.mark.skipif(bool(_native.status()), reason=_native.status())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_small_results_keep_no_large_memory(dtype: Any) -> None:
+    """Cores are views of one block: what they keep alive is what they take, or little more."""
+    rng = np.random.default_rng(6)
+    x = [np.asarray(c) for c in cores(rng, [(9,)] * 5, dtype)]
+    wide = [np.tile(c, (9 if k else 1, 1, 9 if k < 4 else 1)) for k, c in enumerate(x)]
+    dense = functools.reduce(lambda a, b: np.tensordot(a, b, 1), x)[0, ..., 0]
+    kernels = {
+        "round": _native.gram_round(wide, 1e-6),
+        "from_dense": _native.tt_svd(dense, 1e-6, 1e-12),
+    }
+    for name, found in kernels.items():
+        assert found is not None, name
+        taken = sum(c.nbytes + _transfer.LINE for c in found)
+        assert all(_owned(c) <= 2 * taken + 2 * _transfer.LINE for c in found), name
+
+
+def _owned(array: Any) -> int:
+    """Bytes of the memory that an array of NumPy keeps alive."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.nbytes
+
+
+def test_large_results_are_memory_of_jax() -> None:
+    """A program reuses it where they are donated; that of NumPy it could not."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((400, 400))
+    rows = tt.TT([jnp.asarray(c) for c in (x[None], rng.standard_normal((400, 400, 1)))])
+    p = sketch.gaussian(jax.random.key(0), 30, 400, dtype=np.float64)
+    results = {
+        "from_dense": tt.from_dense(x, tol=1e-3).cores,
+        "round": tt.round(rows, tol=1e-3).cores,
+        "apply": [sketch.apply(p, jnp.asarray(rng.standard_normal((400, 30))))],
+    }
+    for name, arrays in results.items():
+        large = [a for a in arrays if a.nbytes > _transfer.SHARED]
+        assert large, name
+        for a in large:
+            place = a.unsafe_buffer_pointer()
+            assert _doubled(a).unsafe_buffer_pointer() == place, name
+            assert a.is_deleted()
+
+
+_doubled = jax.jit(lambda x: 2 * x, donate_argnums=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_evaluated_trains_can_be_donated(dtype: Any) -> None:
+    """What an evaluation keeps with a train holds none of its memory."""
+    rng = np.random.default_rng(8)
+    x = tt.TT([2 * c for c in cores(rng, [(5,)] * 4, dtype)])
+    ids = rng.integers(0, 5, (3, 4))
+    for _ in range(13):
+        found = tt.evaluate(x, ids)
+    expected, given = np.asarray(found), x.cores
+    places = [c.unsafe_buffer_pointer() for c in given]
+    made = [_doubled(c) for c in given]
+    assert all(c.is_deleted() for c in given)
+    assert [c.unsafe_buffer_pointer() for c in made] == places
+    with pytest.raises(RuntimeError, match="deleted"):
+        tt.evaluate(x, ids)
+    eps = float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(tt.evaluate(tt.TT(made), ids), 16 * expected, rtol=100 * eps)
+
+
+def test_what_is_known_of_a_map_is_in_no_copy_of_it() -> None:
+    p = sketch.gaussian(jax.random.key(0), 12, 4, dtype=np.float32)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 12)), np.float32)
+    before = pickle.dumps(p)
+    first = np.asarray(sketch.apply(p, x))
+    assert len(vars(p)) > len(dataclasses.fields(p))  # something is known
+    assert pickle.dumps(p) == before
+    for made in (copy.copy(p), copy.deepcopy(p), pickle.loads(before), dataclasses.replace(p)):
+        assert set(vars(made)) == {f.name for f in dataclasses.fields(p)}
+        np.testing.assert_array_equal(sketch.apply(made, x), first)
 
 
 def test_rows_of_a_map_are_looked_at_again_where_they_differ() -> None:

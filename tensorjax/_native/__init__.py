@@ -14,7 +14,7 @@ environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks 
 than that.
 """
 
-from tensorjax._native.entries_kernel import Evaluator, entries
+from tensorjax._native.entries_kernel import Evaluator, entries, in_one_piece
 from tensorjax._native.inner_and_hadamard import (
     exact_product,
     inner,
@@ -38,6 +38,7 @@ __all__ = [
     "exact_product",
     "gram",
     "gram_round",
+    "in_one_piece",
     "inner",
     "kernels",
     "look_up",

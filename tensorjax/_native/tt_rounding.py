@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax._native.accepted_arrays import check_arrays, check_train
 from tensorjax._native.host_calls import addresses, call
-from tensorjax._transfer import LINE, aligned
+from tensorjax._transfer import LINE, aligned, split_at_lines
 
 _LINE = LINE // 8  # numbers of double precision: every core begins at a whole line
 
@@ -108,9 +108,5 @@ def gram_round(
     del kept  # until here: the pointers are to it
     if not served:
         return None
-    results, at, (left, *rights) = [], 0, found.tolist()
-    for n, right in zip(modes, rights, strict=True):
-        size = left * n * right
-        results.append(out[at : at + size].reshape(left, n, right))
-        at, left = at - (-size // _LINE * _LINE), right
-    return results
+    ranks = found.tolist()
+    return split_at_lines(out, zip(ranks[:-1], modes, ranks[1:], strict=True))

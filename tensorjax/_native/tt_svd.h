@@ -34,9 +34,9 @@ class SmallTTSVD {
   SmallTTSVD(const std::vector<long>& n, double share, double noise, const Lapack& lapack)
       : n_(n), share_(share), noise_(noise), lapack_(lapack) {}
 
-  // Writes the cores to `out`, one after another, each from a whole cache line on, and their ranks
-  // (d + 1). False where a side is
-  // longer than these eigenproblems are good for, or an entry is not finite. T: of a part.
+  // Writes the cores to `out`, one after another, each a whole number of cache lines on, and their
+  // ranks (d + 1). False where a side is longer than these eigenproblems are good for, or an entry
+  // is not finite. T: of a part.
   template <class T>
   bool run(Team& team, const T* x, int64_t* ranks, T* out) {
     const long d = static_cast<long>(n_.size());

@@ -7,10 +7,10 @@ import numpy as np
 
 from tensorjax._native.accepted_arrays import GRAM_DTYPES
 from tensorjax._native.host_calls import call
-from tensorjax._transfer import LINE, FreshArrays, aligned, on_lines
+from tensorjax._transfer import LINE, FreshArrays, aligned, split_at_lines
 
 
-def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None:
+def tt_svd(x: np.ndarray, share: float, noise: float) -> FreshArrays | None:
     """Computes the TT-SVD of a small dense array by a C++ kernel; None if it cannot.
 
     Args:
@@ -32,14 +32,8 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
     arguments = x.ndim, modes, parts, single, x, float(share), float(noise), ranks, out
     if not call("tensorjax_tt_svd", *arguments):
         return None
-    found, places, at = ranks.tolist(), [], 0
-    for left, n, right in zip(found[:-1], x.shape, found[1:], strict=True):
-        size = left * n * right
-        places.append((at, at + size, (left, n, right)))
-        at -= -size // line * line
-    if at < len(out) // 2:  # what is not needed is not kept
-        out = on_lines(out[:at], x.dtype)
-    return FreshArrays(out[start:end].reshape(shape) for start, end, shape in places)
+    found = ranks.tolist()
+    return split_at_lines(out, zip(found[:-1], x.shape, found[1:], strict=True))
 
 
 @functools.lru_cache(maxsize=4096)

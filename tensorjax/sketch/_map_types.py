@@ -164,6 +164,10 @@ class Projection:
 
         return jax.tree.map(cast, self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Fields alone: not what calls keep with the map.
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     @shown
     def __repr__(self) -> str:
         modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"

@@ -25,7 +25,7 @@ from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.entries_on_host import on_host
 
-# The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
+# Cores are multiplied as they are where the squared norms of all lie within 2^±_TAME.
 _TAME = 60
 # Nanoseconds that C++ takes to multiply a row of a core by a number and to add it up, and for an
 # element of it: `python -m experiments run bench/core --only shapes`, on an AMD EPYC with AVX-512.

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
-from scipy.linalg import lapack
 
 from tensorjax import _blas_threads
 from tensorjax._kernels.choice import choose_kernel
@@ -179,10 +178,12 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
         return False
     shifted = g.copy()
     shifted.reshape(-1)[:: len(g) + 1] -= tail
-    # LAPACK itself: NumPy raises an error where it breaks down, which takes longer than it does.
-    routines: Any = lapack
-    factor = routines.zpotrf if shifted.dtype.kind == "c" else routines.dpotrf
-    return not factor(shifted.T, clean=False, overwrite_a=True)[1]
+    # By NumPy: `one_thread` does not limit SciPy's BLAS, whose threads take ten times the work.
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:

@@ -6,7 +6,6 @@ a matrix product, while XLA gathers a matrix for each.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ _FEW = 4
 _SHARED, _MATRIX = 64, 256
 # Rows per index from which on slices are laid out one after another before they are gathered.
 _AGAIN = 8
-_DELETED = operator.methodcaller("is_deleted")
 _NEAR = 4  # powers of two that norms of cores may be off one
 
 
@@ -44,7 +42,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
     shapes = [c.shape for c in t.cores] if known is None else known.shapes
     facts = {"shapes": shapes, "batch": len(indices)}
     if known and choose_kernel("tt.evaluate, entries", t.cores, HOST, **facts) is CPP:
-        return _evaluator(t)(indices)
+        return _by_cpp(t, indices)
     cores = on_host(t.cores, linalg.factor_dtype(t.dtype))
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
@@ -64,13 +62,26 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
         return np.concatenate(out) if len(out) > 1 else out[0]
 
 
-def _evaluator(t: TT) -> _native.Evaluator:
-    """Returns the C++ kernel for entries of a concrete train, which is kept with it."""
+def _by_cpp(t: TT, indices: np.ndarray) -> np.ndarray:
+    """Evaluates entries of a concrete train by C++; where its cores lie is kept with the train.
+
+    Views of them are held during the call only: JAX neither frees nor reuses memory with views.
+    """
+    views = [np.asarray(c) for c in t.cores]  # of a deleted array NumPy tells so, as elsewhere
     found = vars(t).get("_evaluator")
-    # Of a deleted array NumPy tells so, as elsewhere.
-    if found is None or any(map(_DELETED, t.cores)):
-        found = vars(t)["_evaluator"] = _native.Evaluator([np.asarray(c) for c in t.cores])
-    return found
+    if found is None:
+        if not _in_place(t.cores, views):
+            return _native.entries(views, indices)
+        found = vars(t)["_evaluator"] = _native.Evaluator(views)
+    return found(indices)
+
+
+def _in_place(cores: Sequence[Any], views: Cores) -> bool:
+    """Whether arrays of NumPy are JAX's own memory of a train's cores, in one piece, not copies."""
+    return _native.in_one_piece(views) and all(
+        c.unsafe_buffer_pointer() == v.__array_interface__["data"][0]
+        for c, v in zip(cores, views, strict=True)
+    )
 
 
 def on_host(cores: Sequence[Any], dtype: Any) -> Cores:
