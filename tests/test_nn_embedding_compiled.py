@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
 
 from tensorjax import _native, nn
 from tensorjax.nn._embeddings.contraction_tree import in_place
@@ -173,6 +174,63 @@ def test_many_distinct_ids_of_a_narrow_table_take_the_whole_of_it(dtype: Any):
         expected = rows_and_pull(layer, lambda x, i=kept: x.table()[i], cotangent)
         assert_same(rows[:-10], expected[0][:-10], tol)
         assert_same(nnx.to_pure_dict(gradient), expected[1], 30 * tol)
+
+
+@built
+@pytest.mark.parametrize("axes", [(None, 0), (0, None)])
+def test_no_batch_of_lookups_makes_whole_tables(axes: Any):
+    """A batch of conditions would compute both ways for each example."""
+    layer = make(1000, 7, order=2)
+    graph, params = nnx.split(layer)
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (2, 1500)))
+    above = layer.plan(1500).dense_above
+    assert above is not None
+    assert len(np.unique(ids[0])) > above
+
+    def rows(p: Any, ids: jax.Array) -> jax.Array:
+        return nnx.merge(graph, p)(ids)
+
+    def whole(p: Any, ids: jax.Array) -> jax.Array:
+        return nnx.merge(graph, p).table()[ids]
+
+    def batches(rows: Any) -> Any:  # of rows, of gradients; and the gradient of a batch
+        def loss(*x: Any) -> jax.Array:
+            return jnp.sum(jnp.sin(rows(*x)))
+
+        many = jax.vmap(rows, axes)
+        of_many = jax.grad(lambda *x: jnp.sum(jnp.sin(many(*x))))
+        return jax.jit(lambda *x: (many(*x), jax.vmap(jax.grad(loss), axes)(*x), of_many(*x)))
+
+    assert "stablehlo.case" in jax.jit(rows).lower(params, ids[0]).as_text()
+    if axes[0] is None:
+        inputs = params, ids
+    else:
+        inputs = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params), ids[0]
+    step = batches(rows).lower(*inputs)
+    assert "stablehlo.case" not in step.as_text()
+    assert_same(step.compile()(*inputs), batches(whole)(*inputs))
+
+
+@built
+def test_each_device_takes_the_whole_of_a_narrow_table_by_itself():
+    layer = make(1000, 7, order=2)
+    graph, params = nnx.split(layer)
+    ids = np.random.default_rng(0).integers(0, 1000, (2, 1500))
+    mesh, spec = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,)), PartitionSpec("d")
+
+    def gradient(p: Any, ids: jax.Array) -> Any:
+        p = jax.lax.pcast(p, "d", to="varying")
+        found = jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graph, p)(ids[0]))))(p)
+        return jax.lax.psum(found, "d")
+
+    def whole(p: Any) -> jax.Array:
+        return jnp.sum(jnp.sin(nnx.merge(graph, p).table()[ids]))
+
+    specs = {"in_specs": (PartitionSpec(), spec), "out_specs": PartitionSpec()}
+    step = jax.jit(jax.shard_map(gradient, mesh=mesh, **specs)).lower(params, ids)
+    assert "stablehlo.case" in step.as_text()
+    found = jax.device_get(step.compile()(params, ids))
+    assert_same(found, jax.grad(whole)(params))
 
 
 @built

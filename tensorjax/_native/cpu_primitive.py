@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -119,7 +120,16 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
     for mapped, size in choice.batches:
         flat = jax.vmap(flat, [0 if m else None for m in mapped], axis_size=size)
-    return mlir.lower_fun(flat)(context, *values)
+    operands = [_unvarying(x) for x in context.avals_in]
+    return mlir.lower_fun(flat)(context.replace(avals_in=operands), *values)
+
+
+def _unvarying(x: Any) -> ShapedArray:
+    """Makes the type of an operand one of a program for one device, for `jax.shard_map`.
+
+    Results of `jax.ffi` vary over no mesh axes, and JAX would refuse them beside others that do.
+    """
+    return ShapedArray(x.shape, x.dtype, x.weak_type, sharding=x.sharding)
 
 
 def _calls(context: Any, alone: bool) -> bool:

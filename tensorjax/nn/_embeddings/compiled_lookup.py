@@ -85,20 +85,33 @@ def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> 
     """Looks ids up by compiled sweeps, or in the whole table of more ids than the plan says.
 
     How many are distinct is known at run time only: a tenth of the ids where they are words, and
-    nearly all of them where they are uniform.
+    nearly all of them where they are uniform. Under `jax.vmap`, sweeps look all of them up: a
+    batch of conditions would compute both ways, and a batch of whole tables takes much memory.
 
     Args:
       sweeps: function of a request and the arguments.
       arguments: of both ways.
     """
-    if request.dense_above is None:
+    above = request.dense_above
+    if above is None:
         return sweeps(request, *arguments)
-    whole = request._replace(cuts=(), dense_above=None, whole=True)
-    seen = jnp.zeros((request.size + 2,), bool).at[ids].set(True, mode="promise_in_bounds")
-    many = jnp.sum(seen, dtype=jnp.int32) > request.dense_above
-    return jax.lax.cond(
-        many, functools.partial(_by_table, whole), functools.partial(sweeps, request), *arguments
-    )
+    whole = functools.partial(_by_table, request._replace(cuts=(), dense_above=None, whole=True))
+    swept = functools.partial(sweeps, request)
+
+    @jax.custom_batching.custom_vmap
+    def either(ids: jax.Array, arguments: Any) -> Any:
+        seen = jnp.zeros((request.size + 2,), bool).at[ids].set(True, mode="promise_in_bounds")
+        many = jnp.sum(seen, dtype=jnp.int32) > above
+
+        return jax.lax.cond(many, whole, swept, *arguments)
+
+    @either.def_vmap
+    def _(size: int, batched: Sequence[Any], _: jax.Array, arguments: Any) -> Any:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched[1])
+        found = jax.vmap(swept, axes, axis_size=size)(*arguments)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return either(ids, arguments)
 
 
 def _by_table(request: Request, operands: Any, gates: Any, ids: jax.Array, *cotangent: Any) -> Any:

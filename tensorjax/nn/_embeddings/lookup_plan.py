@@ -34,7 +34,7 @@ class LookupPlan:
         is in this process; `plan` says it where one CPU is what programs are for by default.
       dense_above: if ``compiled``, number of distinct ids above which a call gathers rows from the
         whole matrix after all, made for the purpose: faster than many rows one by one where the
-        matrix is narrow. None: no call does.
+        matrix is narrow. None: no call does, as none does under `jax.vmap`.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
         it holds, how many rows it has and how many elements each.
       flops: multiplications and additions of one call, for one round; if ``compiled``, for as many

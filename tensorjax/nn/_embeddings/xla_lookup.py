@@ -48,7 +48,7 @@ class Request(NamedTuple):
       capacity: with ``cuts``, the user's, for XLA's plan on other platforms.
       rows: with ``cuts``, those of the matrix, padding apart, for the same.
       dense_above: with ``cuts``, the number of distinct ids above which these programs gather rows
-        from the whole matrix; None: never.
+        from the whole matrix, but under `jax.vmap`; None: never.
       whole: whether rows are gathered from the whole matrix, whatever `search` finds cheapest.
     """
 
