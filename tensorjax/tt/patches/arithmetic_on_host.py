@@ -14,7 +14,7 @@ from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.scalar_range import held, power_of_ten
+from tensorjax._formats.overflow_checks import held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
