@@ -171,3 +171,47 @@ def test_moments_are_judged_where_they_have_equations():
     assert not MomentEquations(
         pde.OrnsteinUhlenbeck(-np.eye(12), 0.1, many, pde.Box([line] * 12))
     ).axes
+
+
+def test_what_is_said_of_the_end_does_not_depend_on_what_is_saved():
+    problem = well(2)[0](pde.Axis("fourier", 72, -4.0, 4.0))
+    never = pde.Event(lambda state: 1.0 + state.t)
+    ways: list[dict[str, Any]] = [
+        {"saveat": pde.SaveAt(t1=True)},
+        {"saveat": pde.SaveAt(steps=True)},
+        {"saveat": pde.SaveAt(t1=True, dense=True)},
+        {"event": never},
+    ]
+    with jax.enable_x64(True):
+        found = [pde.integrate(problem, t1=0.5, tol=1e-5, **way) for way in ways]
+    assert found[0].result == pde.Result.inaccurate
+    assert "by the equations of the moments" in found[0].message
+    assert {(s.result, s.message) for s in found} == {(found[0].result, found[0].message)}
+    rows = [(s.final.memory or {})["moment errors"] for s in found]
+    for other in rows[1:]:
+        np.testing.assert_array_equal(rows[0], other)
+
+
+@pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, RuntimeError])
+def test_drifts_are_asked_inside_of_the_box_only(error: type[Exception]):
+    box, outside, over = pde.Box.fourier(1, 48, 4.0), [], []
+
+    def drift(x: np.ndarray) -> np.ndarray:
+        if over:
+            raise error("too late")
+        if np.abs(x).max() > 4.0:
+            outside.append(x)
+            raise error("outside of the table")
+        return 0.6 * x + 0.1 * np.sin(x)
+
+    problem = pde.FokkerPlanck(drift, 0.1, pde.Gaussian([0.1], [[0.1]]), box)
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.4, tol=1e-4, coordinates="fixed")
+        assert found.result in (pde.Result.successful, pde.Result.inaccurate), found.message
+        assert not outside
+        over.append(True)  # whatever the drift raises, nothing of a finished run is lost
+        state, moments = found.final, MomentEquations(problem)
+        errors = (state.memory or {})["moment errors"]
+        cores = [np.asarray(c) for c in state.v.cores]
+        told = moments.told(errors, cores, state.map, state.t, 1e-9, 1.0)
+    assert told == "" or "by the equations of the moments" in told

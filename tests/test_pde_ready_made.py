@@ -97,6 +97,26 @@ def test_kramers_is_boltzmann_on_its_defaults(draw: int):
 
 
 @pytest.mark.parametrize(
+    ("problem", "times"),
+    [
+        pytest.param(pde.DoubleWell(), [0.3, 10.0]),
+        pytest.param(pde.DoubleWell(0.7, 1.1, 0.3), [1.0, 3.0], marks=pytest.mark.slow),
+        pytest.param(
+            pde.DoubleWell(dim=2, coupling=0.5), [0.3], marks=pytest.mark.slow, id="chain"
+        ),
+        pytest.param(pde.Kramers(), [0.3, 1.0], marks=pytest.mark.slow),
+        pytest.param(pde.Duffing(), [0.3, 1.0], marks=pytest.mark.slow),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_runs_in_potentials_are_accurate_on_their_defaults(problem: Any, times: list[float]):
+    """What the grid adds at the ends of the box would show in the variances."""
+    for t1 in times:
+        found = pde.integrate(problem, t1=t1)
+        assert found.result == pde.Result.successful, found.message
+
+
+@pytest.mark.parametrize(
     "problem",
     [
         pde.DoubleWell(0.8, 1.2, 0.5),

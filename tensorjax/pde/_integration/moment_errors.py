@@ -139,6 +139,9 @@ class MomentEquations:
     def now(self, cores: Cores, map: AffineMap, t: float, errors: Any) -> Any:
         """Returns the errors of the moments of a state, up to its time; None if not judged.
 
+        They are for `told` only, and no part of the memory of a run: what is said of its end does
+        not depend on how often it is looked at in between.
+
         Args:
           cores: of v.
           map: its coordinates.
@@ -149,8 +152,11 @@ class MomentEquations:
             return errors
         if self.exact:
             return errors
-        rates = Rates(self.problem.box, right_side(self.problem, map, t))
-        return self._looked(cores, map, rates, t, errors)
+        try:
+            rates = Rates(self.problem.box, right_side(self.problem, map, t))
+            return self._looked(cores, map, rates, t, errors)
+        except Exception:  # of a function of the user; the run has ended, and is not to be lost
+            return errors
 
     def _none(self, t: float) -> np.ndarray:
         """Returns the row of no moment errors at a time."""
@@ -234,7 +240,8 @@ class MomentEquations:
     def _kept(self, ages: np.ndarray, found: np.ndarray, map: AffineMap, t: float) -> np.ndarray:
         """Computes the share of a moment error by noise of some age that the drift keeps, (m, f).
 
-        Of points that follow the drift from both ends of an axis, the larger one; 1 at most.
+        Of points that follow the drift from both ends of an axis, the larger one; 1 at most. They
+        stay in the box: outside of it the drift need not be defined. All is kept if it fails.
         """
         box, axes = self.problem.box, self.axes
         mean, width = np.zeros(box.dim), np.zeros(box.dim)
@@ -242,27 +249,39 @@ class MomentEquations:
         middle = map.forward(mean[None])[0]
         ends = np.repeat(middle[None], 2 * len(axes), 0)
         for i, k in enumerate(axes):
-            ends[[2 * i, 2 * i + 1], k] = box.axes[k].low, box.axes[k].high
-        x = np.asarray(map.inverse(ends))
-        far = np.linalg.norm((x - mean) * width, axis=1)
-        first, age, rows = far, np.zeros(len(x)), [(np.zeros(len(x)), np.ones(len(x)))]
-        with np.errstate(all="ignore"):
-            for _ in range(_MOST):
-                rate = self.problem.velocity(x, t)
-                speed = np.linalg.norm(rate * width, axis=1)
-                dt = np.where(speed > 0, _FOLLOWED * far / speed, np.inf)
-                dt = np.minimum(dt, np.maximum(ages.max() - age, 0))
-                middle = self.problem.velocity(x + dt[:, None] / 2 * rate, t)
-                x, age = x + dt[:, None] * middle, age + dt
-                far = np.linalg.norm((x - mean) * width, axis=1)
-                rows.append((age, np.minimum(np.nan_to_num(far / first, nan=1.0), 1)))
-                if not (age < ages.max()).any():
-                    break
-        reached, kept = (np.array(r).T for r in zip(*rows, strict=True))
+            ends[[2 * i, 2 * i + 1], k] = box.axes[k].points.min(), box.axes[k].points.max()
+        x = _inside(box, map, np.asarray(map.inverse(ends)))
+        try:
+            with np.errstate(all="ignore"):
+                reached, kept = self._followed(x, mean, width, map, t, float(ages.max()))
+        except Exception:  # of a function of the user; the run has ended, and is not to be lost
+            return np.ones((len(ages), len(axes)))
         pairs = zip(reached, kept, strict=True)
         return (
             np.array([np.interp(ages, a, k) for a, k in pairs]).reshape(len(axes), 2, -1).max(1).T
         )
+
+    def _followed(
+        self, x: np.ndarray, mean: np.ndarray, width: np.ndarray, map: AffineMap, t: float,
+        end: float,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Follows the drift from points x in the box; returns ages and shares kept, (p, steps)."""
+        box = self.problem.box
+        far = np.linalg.norm((x - mean) * width, axis=1)
+        first, age, rows = far, np.zeros(len(x)), [(np.zeros(len(x)), np.ones(len(x)))]
+        for _ in range(_MOST):
+            rate = self.problem.velocity(x, t)
+            speed = np.linalg.norm(rate * width, axis=1)
+            dt = np.where(speed > 0, _FOLLOWED * far / speed, np.inf)
+            dt = np.minimum(dt, np.maximum(end - age, 0))
+            middle = self.problem.velocity(_inside(box, map, x + dt[:, None] / 2 * rate), t)
+            x, age = _inside(box, map, x + dt[:, None] * middle), age + dt
+            far = np.linalg.norm((x - mean) * width, axis=1)
+            rows.append((age, np.minimum(np.nan_to_num(far / first, nan=1.0), 1)))
+            if not (age < end).any():
+                break
+        reached, kept = (np.array(r).T for r in zip(*rows, strict=True))
+        return reached, kept
 
     def _moments(self, cores: Cores, map: AffineMap) -> np.ndarray | None:
         """Computes a train's means and covariances for moment errors, (f, 1 + f); or None."""
@@ -317,6 +336,19 @@ class MomentEquations:
         for m, direction in self.problem.field.pieces(box, map, t):
             moved(m, direction)
         return mass, mean, second
+
+
+def _inside(box: Box, map: AffineMap, x: np.ndarray) -> np.ndarray:
+    """Moves points (m, d) outside of a grid to its ends, or to their images on periodic axes."""
+    y = np.asarray(map.forward(x))
+    moved = y.copy()
+    for k, axis in enumerate(box.axes):
+        if axis.kind == "periodic":
+            moved[:, k] = axis.low + (y[:, k] - axis.low) % (axis.high - axis.low)
+        else:
+            moved[:, k] = np.clip(y[:, k], axis.points.min(), axis.points.max())
+    out = (moved != y).any(1)
+    return np.where(out[:, None], np.asarray(map.inverse(moved)), x)
 
 
 def _rows(t: float, dt: float, errors: np.ndarray) -> np.ndarray:

@@ -125,13 +125,12 @@ class Run:
         return self
 
     def moment_errors(self) -> Any:
-        """Returns the moment errors of the run's current state, see `MomentEquations.after`."""
+        """Returns the moment errors up to the run's current state, see `MomentEquations.now`."""
         return self.equations.now(self.memory.v, self.map, self.t, self.memory.moment_errors)
 
     def state(self) -> State:
         """Returns the run's current tensor train, map, time and memory as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
-        self.memory.moment_errors = self.moment_errors()
         return State(v, self.map, self.t, self.memory.saved())
 
     def mass(self) -> float:

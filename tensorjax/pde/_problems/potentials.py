@@ -21,10 +21,10 @@ from tensorjax.pde._problems.ready_made import (
 )
 
 # Energy above the lowest, over the temperature, that a box holds, and standard deviations of a
-# start: exp(−18) is 1.5e-8.
-_HELD, _REACH = 18.0, 4.5
-# Points per width of a density.
-_POINTS = 2.0
+# start. exp(−28) is 7e-13: what grids add at the ends of a box changes variances before densities.
+_HELD, _REACH = 28.0, 5.2
+# Points per width of a density, and of one of positions and momenta.
+_POINTS, _PHASE = 2.0, 2.4
 # Energy up to which the curvature of a potential counts for the width of densities.
 _THERMAL = 6.0
 # Points of quadratures over a potential.
@@ -48,7 +48,7 @@ def held(well: "Potential", start: Any, friction: float, mass: float, time: floa
         top = max(top, float((well.v(x[:, 0]) + x[:, 1] ** 2 / (2 * mass)).max()))
     low, high = well.extent(top)
     reach = float(np.sqrt(2 * mass * (top - well.bottom)))
-    return fourier_box([low, -reach], [high, reach], width, _POINTS)
+    return fourier_box([low, -reach], [high, reach], width, _PHASE)
 
 
 class Potential:
@@ -123,7 +123,7 @@ class Kramers(ReadyMade):
     """Kramers equation of a particle in a polynomial potential V: dp = (−V'(q) − γ p) dt + noise.
 
     Coordinates (q, p). Without ``start`` it is near the bottom of the leftmost well, with momenta
-    in equilibrium: what is seen is its escape. Without ``box`` that holds energies to 18 T above
+    in equilibrium: what is seen is its escape. Without ``box`` that holds energies to 28 T above
     the lowest, and those of ``start``.
 
     Attributes:
