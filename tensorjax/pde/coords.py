@@ -15,7 +15,7 @@ Nothing here compiles or traces: it is NumPy on the host, in double precision.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -29,7 +29,6 @@ from tensorjax.pde._generators.coordinate_motion import Motion, rates_of_motion
 from tensorjax.pde._generators.generator_inputs import Gauge, Setting
 from tensorjax.pde._generators.normal_equations import among, filtered, spectrum, visible
 from tensorjax.pde._generators.nuclear_norms import nuclear_norms_gradient
-from tensorjax.pde._integration.solution import Solution
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -389,8 +388,7 @@ def _check_options(regularization: float, gauge: str) -> None:
 class Replay:
     """Generator of moving coordinates that repeats the motion of an earlier `Solution`."""
 
-    def __init__(self, solution: Solution):
-        stats = solution.stats
+    def __init__(self, stats: Mapping[str, np.ndarray]):
         if "sigma" not in stats or not len(stats["t"]):
             raise ValueError(
                 "coordinates: expected a pde.Solution that recorded its motion, got one that did "

@@ -288,7 +288,7 @@ def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
 
 def _generator(coordinates: Any) -> Any:
     if isinstance(coordinates, Solution):
-        return Replay(coordinates)
+        return Replay(coordinates.stats)
     if isinstance(coordinates, str) and coordinates in ("adaptive", "fixed"):
         return MultiLevel() if coordinates == "adaptive" else None
     if not callable(coordinates) or isinstance(coordinates, type):
