@@ -160,9 +160,9 @@ def integrate(
         Fokker–Planck equation has changed by more, over the ends of the box or by noise there, or
         in which a mean or covariance is off by more, in units of the standard deviations, which the
         equations of the moments tell: exactly under affine drift where a controller chooses the
-        steps, of other drifts what the grid adds, about 1 to 5 times the error: of constant noise,
-        in at most ten dimensions
-        (covariances in four), without walls or half-lines, and not below 1e-7. Under other than
+        steps; of other drifts what the grid adds, by an estimate, from three times the accuracy on.
+        So of constant noise, in at most ten dimensions (covariances in four), without walls or
+        half-lines, and not below 1e-7. Under other than
         affine drift 100 times the noise at the ends of Fourier axes, about what covariances then
         lack, tells it too, if it is above ``tol``, and a variance or covariance that truncation has
         changed by more and that was not restored. None: 10 ``tol``. With
