@@ -84,6 +84,15 @@ def test_a_wheel_holds_every_level_of_its_machine(compilers: Any) -> None:
         hatch_build.URING, hatch_build.COPIES, hatch_build.SWEEPS)}  # fmt: skip
 
 
+def test_what_is_built_here_asks_for_no_newer_c_library() -> None:
+    """That of docs/install.md; a wheel with a newer tag is refused by older systems."""
+    built = [f for build in (hatch_build.URING, hatch_build.COPIES, hatch_build.SWEEPS)
+             for f in build.parent.glob("*.so")]  # fmt: skip
+    if not built:
+        pytest.skip("nothing is compiled here")
+    assert hatch_build.wheel_tag(built, "x86_64") == "py3-none-manylinux_2_17_x86_64"
+
+
 def test_compilers_for_another_machine_make_its_wheel(compilers: Any) -> None:
     compilers("aarch64-unknown-linux-gnu")
     hook = Hook()

@@ -158,6 +158,29 @@ def test_a_variance_that_truncation_took_is_reported(monkeypatch: Any):
     assert loose.result == pde.Result.successful
 
 
+@pytest.mark.parametrize("d", [2, 3])
+def test_ranks_rise_where_they_are_too_low_to_restore_a_covariance(d: int, rng: Any):
+    """Of a product of densities nothing in the tangent space has a covariance."""
+    tol = 1e-4
+    box = pde.Box([pde.Axis("fourier", 40, -6.0, 5.0)] * d)
+    for _ in range(5):
+        j, k = sorted(rng.choice(d, 2, replace=False))
+        covariance = np.eye(d)
+        covariance[j, k] = covariance[k, j] = rng.uniform(1.2, 1.6) * tol
+        width = np.sqrt(rng.uniform(0.2, 0.6, d))
+        start = pde.Gaussian(rng.uniform(-0.5, 0.5, d), covariance * np.outer(width, width))
+        cores = start.cores(box, pde.AffineMap.identity(d), 1e-12)
+        at = low_moments.low_moments(cores, box)
+        before = np.zeros(at.count)
+        pair = at.powers[:, j] * at.powers[:, k] == 1
+        before[pair] = 1.5 * tol  # of the steps before
+        trim = Trim(tol, None, {}, box, moments=at, lost_moments=before)
+        out = trim("v", [Train(cores)], [1.0])
+        assert np.abs(trim.lost_moments[1:]).max() < tol
+        lacks = at.of(Train(cores)) + before * at.of_train(cores)[0] - at.of_train(out.cores)
+        assert np.abs(lacks).max() < 1.01 * tol * at.of_train(cores)[0]
+
+
 def test_losses_of_moments_wait_and_are_shares_of_all_that_cancels():
     box = pde.Box.fourier(1, 24, 4.0)
     lost = np.array([0.0, 1e-3, 2e-3])

@@ -75,7 +75,7 @@ def mixed(rng: Any, walls: Any, coupled: float) -> pde.FokkerPlanck:
     ("walls", "coupled"),
     [
         ("reflecting", 0.0),
-        pytest.param("absorbing", 0.4, marks=pytest.mark.slow),
+        ("absorbing", 0.4),
         pytest.param(("reflecting", "absorbing"), 0.4, marks=pytest.mark.slow),
         pytest.param(("absorbing", "reflecting"), 0.0, marks=pytest.mark.slow),
     ],

@@ -772,13 +772,17 @@ double energy(const double* a, long count) {
   return sum;
 }
 
-// Whether products of the norms of a train's first cores are finite and within 2^±most.
+// Whether products of the norms of a train's first cores are finite and within 2^±most. Without
+// `log2`, whose version in newer C libraries would be asked for by the wheel.
 bool at_hand(const std::vector<long>& n, const std::vector<long>& r, const double* const* cores,
              double most) {
-  double exponent = 0;
+  double share = 1, exponent = 0;  // the square of the product is share * 2^exponent
   for (size_t k = 0; k < n.size(); k++) {
-    exponent += std::log2(energy(cores[k], r[k] * n[k] * r[k + 1])) / 2;
-    if (!(std::abs(exponent) < most)) return false;
+    share *= energy(cores[k], r[k] * n[k] * r[k + 1]);
+    int more = 0;
+    share = std::frexp(share, &more);
+    exponent += more;
+    if (!(share > 0 && std::isfinite(share) && std::abs(exponent) < 2 * most)) return false;
   }
   return true;
 }

@@ -1,6 +1,6 @@
 """Rounding of the sums of trains in a time step, with mass and moments restored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,18 @@ STAGE = 0.25
 _LOST = 5
 # Share of that which each moment of a density may lack, where more than the mass is restored.
 _LEFT = 0.2
+# Where a moment lacks more than so many tolerances after that, and more than before the step, the
+# step is rounded to a quarter of its tolerance, up to twice.
+_LACKING, _FINER, _FINER_BY = 2, 2, 0.25
 # Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
 CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
 _JUMP, _LEAP = 2, 12
+
+
+def _largest(lost: np.ndarray) -> float:
+    """Returns the largest loss of TT rounding among all moments but the mass."""
+    return float(np.abs(lost[1:]).max(initial=0.0))
 
 
 def unrestored(tol: float) -> float:
@@ -102,20 +110,19 @@ class Trim:
         """Rounds a sum of tensor trains to ``share`` of the time step's tolerance."""
         final = name == "v"
         tol = self.tol if final else share * self.tol
-        out = rounded(
-            terms,
-            weights,
-            tol,
-            self.guesses.get(name),
-            cap=self.cap if final else None,
-            scale=scale,
-            limit=self.limit,
-        )
-        self.guesses[name] = out.ranks
+        cap = self.cap if final else None
+
+        def at(tol: float) -> Rounded:
+            ranks = self.guesses.get(name)
+            out = rounded(terms, weights, tol, ranks, cap=cap, scale=scale, limit=self.limit)
+            self.guesses[name] = out.ranks
+            return out
+
+        out = at(tol)
         held = sum(w * self.moments(t) for w, t in zip(weights, terms, strict=True))
         held = np.broadcast_to(held, self.at.count)
         if final:
-            return self.kept(out, held)
+            return self._kept_at_higher_ranks(out, at, held)
         if name == "slope":  # it outlives the step
             most = tol * (out.norm if scale is None else scale)
             return self._corrected(out, float(held[0]), most)
@@ -153,6 +160,33 @@ class Trim:
         out, lost = self._restored(out, left, lost, held[0])
         self.lost, self._summed = float(lost[0]), lost
         return out
+
+    def _kept_at_higher_ranks(
+        self, out: Rounded, at: Callable[[float], Rounded], held: np.ndarray
+    ) -> Rounded:
+        """Keeps the moments of a step's result, at higher TT-ranks where too few restore them.
+
+        Args:
+          out: the result, rounded to the tolerance.
+          at: rounds it to another one.
+          held: moments that it had before it was rounded.
+        """
+        before, tol = (self.lost, self._summed), self.tol
+        kept = self.kept(out, held)
+        for _ in range(_FINER):
+            after = self.lost, self._summed
+            lacks = _largest(self._summed)
+            if not lacks > max(_LACKING * self.tol, _LEFT * self._most, _largest(before[1])):
+                break
+            tol *= _FINER_BY
+            ranks, out = out.ranks, at(tol)
+            self.lost, self._summed = before
+            finer = kept if out.ranks == ranks else self.kept(out, held)
+            if out.ranks == ranks or not _largest(self._summed) < lacks:
+                self.lost, self._summed = after
+                break
+            kept = finer
+        return kept
 
     @property
     def lost_moments(self) -> np.ndarray:
