@@ -13,6 +13,7 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
@@ -22,7 +23,6 @@ from tensorjax.nn._dense_weights import (
     parameters,
     truncated_modes,
 )
-from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]

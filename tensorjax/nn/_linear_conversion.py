@@ -9,6 +9,7 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
@@ -19,7 +20,6 @@ from tensorjax.nn._dense_weights import (
     parameters,
     truncated_modes,
 )
-from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, mark_linear, settle

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._layer_base import Certificate, certificates
+from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 
 Shape = tuple[int, ...]

@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 
 from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._dense_weights import Certificate
+from tensorjax.nn._dense_weights import certificates as measured
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._layer_base import Certificate
-from tensorjax.nn._layer_base import certificates as measured
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places

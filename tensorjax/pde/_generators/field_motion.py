@@ -11,7 +11,7 @@ from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import Setting
-from tensorjax.pde._generators.normal_equations import filtered, spectrum
+from tensorjax.pde._generators.normal_component import filtered, spectrum
 from tensorjax.pde._maps.vector_fields import Basis
 from tensorjax.pde._problems.problem import RightSide
 

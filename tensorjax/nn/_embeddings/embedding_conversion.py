@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
@@ -17,7 +18,6 @@ from tensorjax.nn._dense_weights import (
 )
 from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 
 
