@@ -15,7 +15,7 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import check_bytes
+from tensorjax.nn._parameters import check_bytes, count, gate_dtype, settle
 
 Gates = Literal["singular values", "ones"]
 
@@ -202,16 +202,29 @@ def dense_matrix(
             f"subclass may do more than its {name} says"
         )
     check_plain(layer)
-    matrix, shape = concrete(getattr(layer, name)), tuple(getattr(layer, side) for side in sides)
-    if matrix.shape != shape:
+    shape = tuple(getattr(layer, side) for side in sides)
+    return dense_parameter(layer, name, shape, tol, rank, max_bytes)
+
+
+def dense_parameter(
+    layer: Any, name: str, shape: tuple[int, ...], tol: Any, rank: Any, max_bytes: int
+) -> np.ndarray:
+    """Returns a dense layer's kernel or table in double precision; checks shape, size, entries."""
+    found = concrete(getattr(layer, name))
+    if found.shape != shape:
         raise ValueError(
-            f"layer.{name}: expected shape {shape}, got {matrix.shape}; convert stacked layers one "
+            f"layer.{name}: expected shape {shape}, got {found.shape}; convert stacked layers one "
             "by one, then stack them"
         )
     _check.tol_or_rank(tol, rank)
-    check_bytes(matrix.size, np.float64, max_bytes)
-    _check.finite(f"layer.{name}", matrix)
-    host = np.asarray(matrix)
+    check_bytes(found.size, np.float64, max_bytes)
+    _check.finite(f"layer.{name}", found)
+    return double(found)
+
+
+def double(x: Any) -> np.ndarray:
+    """Copies a dense weight or another array of a layer to the host in double precision."""
+    host = np.asarray(x)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
 
 
@@ -257,8 +270,30 @@ def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, l
     return found.core, [np.asarray(u) for u in found.factors]
 
 
+def set_tucker(new: Any, x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
+    """Sets core and factors of a Tucker layer from a dense weight; returns its gates, all ones."""
+    core, factors = truncated_modes(x, tol, rank)
+    new.core = nnx.Param(jnp.asarray(core, new.param_dtype))
+    new.factors = parameters(factors, new.param_dtype)
+    return [np.ones(u.shape[1]) for u in factors]
+
+
+def set_rest(new: Any, layer: Any, gates: Sequence[np.ndarray]) -> None:
+    """Sets gates, bias and placement of a layer whose weight was converted from a dense one."""
+    new.gates = parameters(gates, gate_dtype(new.param_dtype))
+    if getattr(layer, "bias", None) is not None:
+        new.bias = layer.bias.copy()
+    settle(new, layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel)
+
+
 def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
     return nnx.List([nnx.Param(jnp.asarray(a, dtype)) for a in arrays])
+
+
+def relative_error(made: Any, given: np.ndarray) -> float:
+    """Computes the relative error of a weight as stored, made from one in double precision."""
+    size = float(np.linalg.norm(given))
+    return float(np.linalg.norm(double(made) - given)) / size if size else 0.0
 
 
 def certify(
@@ -273,9 +308,7 @@ def certify(
       tol: what was asked for.
       modes: into which that was folded.
     """
-    size = float(np.linalg.norm(given))
-    error = float(np.linalg.norm(np.asarray(made).astype(given.dtype) - given))
-    error = error / size if size else 0.0
+    error = relative_error(made, given)
     tucker_format, terms = hasattr(new, "core"), not hasattr(new, "cores")
     cuts = len(modes) if tucker_format else max(len(modes) - 1, 1)
     # Rounding is no error of truncation, and what stands in the padding is free.
@@ -287,9 +320,7 @@ def certify(
         if math.prod(modes) > given.size or (terms and not tucker_format)
         else max(certain, 0.0) / math.sqrt(cuts),
         ranks=new.ranks,
-        numbers_before=sum(
-            math.prod(p.shape) for p in jax.tree.leaves(nnx.state(layer, nnx.Param))
-        ),
+        numbers_before=count(layer),
         numbers=new.numbers,
     )
     return certificates[new]

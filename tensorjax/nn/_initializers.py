@@ -152,11 +152,7 @@ def _drawn(
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _shaped(
-    draw: Any,
-    scale: Any,
-    shapes: tuple[_Shape, ...],
-    folds: tuple[_Fold, ...] | None,
-    dtype: Any,
+    draw: Any, scale: Any, shapes: tuple[_Shape, ...], folds: tuple[_Fold, ...] | None, dtype: Any
 ) -> list[jax.Array]:
     """Draws initial arrays of a weight: normal or orthogonal, scaled to a given variance."""
     parts = _parts(draw, shapes)

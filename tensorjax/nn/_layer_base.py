@@ -11,7 +11,7 @@ from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import ones, values
+from tensorjax.nn._parameters import count, ones, values
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
@@ -29,7 +29,7 @@ class GatedLayer(nnx.Module):
     @property
     def numbers(self) -> int:
         """Number of parameters of any tensorised layer, gates and bias included."""
-        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        return count(self)
 
     @property
     @abc.abstractmethod

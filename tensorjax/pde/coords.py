@@ -61,7 +61,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the motion Σ y of the `Convex` generator, of least TT-normal component.
+    """Chooses the coordinates of the generator `Convex`: Σ of least TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """

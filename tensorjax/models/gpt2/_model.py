@@ -124,11 +124,7 @@ class GPT2(nnx.Module):
         self.norm = Norm(config.features, param_dtype)
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        layout: Layout | None = None,
-        key: jax.Array | None = None,
+        self, tokens: jax.Array, *, layout: Layout | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Computes the GPT-2 model's next-token logits (batch, length, vocab), float32 at least.
 
@@ -189,11 +185,7 @@ class GPT2(nnx.Module):
         return layout.cross_entropy(logits, targets, weights, self.config.vocabulary)
 
     def hidden(
-        self,
-        tokens: jax.Array,
-        *,
-        layout: Layout | None = None,
-        key: jax.Array | None = None,
+        self, tokens: jax.Array, *, layout: Layout | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Computes a GPT-2 model's hidden states (batch, length, features), after the last norm.
 

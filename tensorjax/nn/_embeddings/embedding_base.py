@@ -137,6 +137,11 @@ class Embedding(GatedLayer):
             raise ValueError(f"variance: expected a positive number, got {variance!r}")
         self._draw(check_init(init), rank, variance, rngs)
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of any compressed embedding's table: TT-ranks, multilinear ranks, or (R,) of CP."""
+        return tuple(gate.shape[-1] for gate in self.gates)
+
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         """Returns arrays of any compressed embedding's table without gates, and their structure."""

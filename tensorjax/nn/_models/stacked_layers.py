@@ -10,6 +10,7 @@ from flax import nnx
 
 from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
+from tensorjax.nn._parameters import count
 
 Shape = tuple[int, ...]
 
@@ -119,7 +120,7 @@ def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float])
         least=mean([c.least for c in measured]),
         ranks=getattr(new, "ranks", ()),
         numbers_before=sum(c.numbers_before for c in measured),
-        numbers=sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(new, nnx.Param))),
+        numbers=count(new),
     )
 
 

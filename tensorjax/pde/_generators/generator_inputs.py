@@ -195,7 +195,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of a generator's right side into TT tangent and normal factors."""
+        """Input of a generator: the right side's affine part, as tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -206,7 +206,7 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of a generator's right side into TT tangent and normal factors."""
+        """Input of a generator: all terms of the right side, as tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     @property

@@ -94,7 +94,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Factors of ∂_k v and y_k v at every TT bond, from which normal components are computed.
+    """Normal components' factors: ∂_k v and y_k v at every TT bond, and their normal parts.
 
     Attributes:
       family: v with one operator on one mode.

@@ -18,11 +18,7 @@ from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, 
 from tensorjax.pde._integration.events import Events, checked_events
 from tensorjax.pde._integration.failure_diagnosis import ENDANGERED, Options
 from tensorjax.pde._integration.fixed_ranks import integrate_static
-from tensorjax.pde._integration.initial_checks import (
-    check_at_rest,
-    check_conserving,
-    check_walls,
-)
+from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving, check_walls
 from tensorjax.pde._integration.loop import loop
 from tensorjax.pde._integration.progress_and_statistics import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y

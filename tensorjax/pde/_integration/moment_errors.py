@@ -164,15 +164,12 @@ class MomentEquations:
         except Exception:  # of a function of the user; the run has ended, and is not to be lost
             return errors
 
-    def _none(self, t: float) -> np.ndarray:
-        """Returns the row of no moment errors at a time."""
-        return _rows(t, 0.0, np.zeros((len(self.axes), 1 + len(self.axes))))
-
     def _looked(
         self, cores: Cores, map: AffineMap, rates: Rates, t: float, errors: Any
     ) -> np.ndarray:
         """Adds the moment errors that the grid has brought since the last look."""
-        rows = self._none(t) if errors is None else errors
+        none = np.zeros((len(self.axes), 1 + len(self.axes)))
+        rows = _rows(t, 0.0, none) if errors is None else errors
         dt = t - rows[-1, 0]
         found = self._defect(cores, map, rates, t)
         found = 0 * _unfolded(rows, len(self.axes))[2][0] if found is None else dt * found

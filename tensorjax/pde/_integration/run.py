@@ -31,7 +31,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
-from tensorjax.pde._stepping.low_moments import Moments, low_moments
+from tensorjax.pde._stepping.low_moments import low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
@@ -242,7 +242,7 @@ class Run:
             self._go_over()
 
     def _curable(self, stop: Stopped, dt: float) -> bool:
-        """Whether a shorter step of the run may avoid a failure, or locate its time better.
+        """Whether the run repeats a failed step shorter, to avoid the failure or locate its time.
 
         Exponential steps are long: where one leaves the box, v may still have been inside for most
         of it.
@@ -289,23 +289,19 @@ class Run:
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds sums of tensor trains in the run's next step."""
+        memory, problem = self.memory, self.options.problem
         return Trim(
             self.options.tol,
             self.options.max_rank,
-            dict(self.memory.guesses),
-            self.options.problem.box,
-            self.memory.lost,
+            dict(memory.guesses),
+            problem.box,
+            memory.lost,
             exact=self.options.conserve is not None,
             clears=clears,
-            moments=self._kept_moments(),
-            lost_moments=self.memory.lost_moments,
+            # None: the mass alone is conserved.
+            moments=low_moments(memory.v, problem.box) if is_density(problem) else None,
+            lost_moments=memory.lost_moments,
         )
-
-    def _kept_moments(self) -> Moments | None:
-        """Returns the moments that rounding conserves in the run; None for the mass alone."""
-        if not is_density(self.options.problem):
-            return None
-        return low_moments(self.memory.v, self.options.problem.box)
 
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool

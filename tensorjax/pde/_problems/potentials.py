@@ -251,7 +251,8 @@ class DoubleWell(ReadyMade):
             dim = 1 if box is None else box.dim
         d = _check.integer("dim", dim, low=1)
         well = Potential(_quartic(barrier, minimum), temperature)
-        springs = coupling * _laplacian(d)
+        steps = np.diff(np.eye(d), axis=0)
+        springs = coupling * (steps.T @ steps)  # graph Laplacian of a chain with free ends
         if start is None:
             stiff = temperature / well.local * np.eye(d) + springs
             start = Gaussian(np.full(d, -minimum), temperature * np.linalg.inv(stiff))
@@ -289,9 +290,3 @@ class DoubleWell(ReadyMade):
 
 def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
     return barrier, 0.0, -2 * barrier / minimum**2, 0.0, barrier / minimum**4
-
-
-def _laplacian(d: int) -> np.ndarray:
-    """Returns the graph Laplacian (d, d) of coupled particles in a potential, with free ends."""
-    steps = np.diff(np.eye(d), axis=0)
-    return steps.T @ steps

@@ -18,13 +18,7 @@ from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
 from tensorjax.pde._stepping.right_side import Rates, train
-from tensorjax.pde._stepping.sketched_sums import (
-    Rounded,
-    Train,
-    nothing,
-    relative_norm,
-    rounded,
-)
+from tensorjax.pde._stepping.sketched_sums import Rounded, Train, nothing, relative_norm, rounded
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
 from tensorjax.tt._linear.amen_and_fallbacks import amen_search
 from tensorjax.tt._linear.solve import solution
