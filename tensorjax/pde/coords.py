@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
@@ -386,8 +387,7 @@ class Flow(_ByState):
 def _check_options(regularization: float, gauge: str) -> None:
     if not (np.isfinite(regularization) and regularization >= 0):
         raise ValueError(f"regularization: expected a number >= 0, got {regularization!r}")
-    if gauge not in get_args(Gauge):
-        raise ValueError(f"gauge: expected one of {get_args(Gauge)}, got {gauge!r}")
+    _check.choice("gauge", gauge, get_args(Gauge))
 
 
 class Replay:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from tensorjax import nn
+from tensorjax import _check, nn
 from tensorjax._typing import DTypeLike
 from tensorjax.models._checks import check_ids, check_spec
 from tensorjax.models._checks import check_length as _check_length
@@ -105,8 +105,7 @@ class GPT2(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         linear = check_spec("linear", linear)
-        if attention not in (None, "xla", "cudnn"):
-            raise ValueError(f'attention: expected "xla", "cudnn" or None, got {attention!r}')
+        _check.choice("attention", attention, (None, "xla", "cudnn"))
         self.config = config
         self.attention = attention
         self.dtype = jnp.dtype(param_dtype if dtype is None else dtype)

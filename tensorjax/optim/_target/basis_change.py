@@ -232,7 +232,7 @@ class _Tuckers:
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
-        """Stacks Tucker layers' cores, gates, moments for a change of basis: (layers, arrays, …)."""
+        """Stacks Tucker layers' cores, gates, moments to change bases: (layers, arrays, …)."""
         out = []
         for values in zip(*self.arrays, strict=True):
             dtype = widest(*values[0])
