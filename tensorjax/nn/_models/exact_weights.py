@@ -54,7 +54,7 @@ def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
 
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts a layer's tensor network in NumPy to its dense weight, with the axes ``out``."""
+    """Computes a layer's exact weight, of axes ``out``, from its tensor network in NumPy."""
     # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
     labels = sorted({label for term in terms for label in term})
     letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}
@@ -66,11 +66,7 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
     """Certifies an exported dense layer's exact weight: stores its rounding error.
 
-    Args:
-      new: the dense layer.
-      made: its weight, as stored.
-      exact: the weight in double precision.
-      given: the layer that it was made from.
+    ``made`` is its weight as stored, ``exact`` that in double precision, ``given`` the old layer.
     """
     certificates[new] = Certificate(
         error=relative_error(made, exact),

@@ -81,10 +81,7 @@ def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
 def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> GridErrors:
     """Estimates the errors that a grid leaves in a solution, axis by axis, in NumPy or JAX.
 
-    Args:
-      xp: NumPy or `jax.numpy`.
-      cores: of v.
-      axes: as `looks` returns them.
+    ``axes`` are as `looks` returns them.
     """
     coarse, cut = [], []
     densities = mode_densities(xp, cores, [look[0] for look in axes])
@@ -168,10 +165,6 @@ def absolute_mass(cores: Cores, box: Box) -> float:
     It is ‖v‖ times the root of the volume of the box in which v lies, whose sides are those of the
     density of v² along every axis: (∫ p dy)² / ∫ p² dy. Of a Gaussian it is the mass, times 0.84 an
     axis.
-
-    Args:
-      cores: of v.
-      box: its grid.
     """
     left, right = np.ones((1, 1)), [np.ones((1, 1))]
     pairs = list(zip(cores, box.weights, strict=True))
@@ -250,10 +243,6 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
 
     The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
     where a bond holds everything, or is of rank one and tells nothing: there `rounded_off` tells.
-
-    Args:
-      xp: NumPy or `jax.numpy`.
-      cores: of v.
     """
     shape = [c.shape[1] for c in cores]
     left, right = [xp.ones((1, 1), cores[0].dtype)], [xp.ones((1, 1), cores[0].dtype)]

@@ -92,11 +92,6 @@ def mode_densities(
 ) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Yields, axis by axis, what edge mass and resolution are computed from: the density of v².
 
-    Args:
-      xp: NumPy or `jax.numpy`.
-      cores: of v.
-      weights: of the quadrature on every axis.
-
     Returns:
       Core k contracted with all to the left of it, and with all to the right, each with itself, so
       that the sum of their products is ‖v‖²; the sums of the products at each grid point; and the
