@@ -15,7 +15,7 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import check_bytes, count, gate_dtype, settle
+from tensorjax.nn._parameters import check_bytes, gate_dtype, parameter_count, settle
 
 Gates = Literal["singular values", "ones"]
 
@@ -320,7 +320,7 @@ def certify(
         if math.prod(modes) > given.size or (terms and not tucker_format)
         else max(certain, 0.0) / math.sqrt(cuts),
         ranks=new.ranks,
-        numbers_before=count(layer),
+        numbers_before=parameter_count(layer),
         numbers=new.numbers,
     )
     return certificates[new]

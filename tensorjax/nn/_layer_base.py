@@ -11,7 +11,7 @@ from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import count, ones, values
+from tensorjax.nn._parameters import ones, parameter_count, values
 from tensorjax.nn._weight_networks import WeightNetwork
 
 
@@ -29,7 +29,7 @@ class GatedLayer(nnx.Module):
     @property
     def numbers(self) -> int:
         """Number of parameters of any tensorised layer, gates and bias included."""
-        return count(self)
+        return parameter_count(self)
 
     @property
     @abc.abstractmethod

@@ -58,7 +58,7 @@ def values(parameters: Any) -> list[jax.Array]:
     return [parameter[...] for parameter in parameters]
 
 
-def count(model: Any) -> int:
+def parameter_count(model: Any) -> int:
     """Counts the parameters of a layer or a model, biases and gates included."""
     return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
 

@@ -14,7 +14,7 @@ from tensorjax.nn._dense_weights import Certificate, certificates, double, relat
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_layers import TensorLinearGeneral
-from tensorjax.nn._parameters import check_bytes, count, values
+from tensorjax.nn._parameters import check_bytes, parameter_count, values
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
@@ -73,6 +73,6 @@ def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
         bound=None,
         least=0.0,
         ranks=(),
-        numbers_before=count(given),
-        numbers=count(new),
+        numbers_before=parameter_count(given),
+        numbers=parameter_count(new),
     )

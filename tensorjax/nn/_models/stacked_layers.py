@@ -10,7 +10,7 @@ from flax import nnx
 
 from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
-from tensorjax.nn._parameters import count
+from tensorjax.nn._parameters import parameter_count
 
 Shape = tuple[int, ...]
 
@@ -120,7 +120,7 @@ def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float])
         least=mean([c.least for c in measured]),
         ranks=getattr(new, "ranks", ()),
         numbers_before=sum(c.numbers_before for c in measured),
-        numbers=count(new),
+        numbers=parameter_count(new),
     )
 
 

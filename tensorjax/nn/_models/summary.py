@@ -12,7 +12,7 @@ from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
-from tensorjax.nn._parameters import count
+from tensorjax.nn._parameters import parameter_count
 
 
 def summary(model: object) -> str:
@@ -45,7 +45,7 @@ def summary(model: object) -> str:
     for layer, paths in places(model).values():
         if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):
             sizes, bias = _sizes(layer)
-            dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), count(layer)
+            dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), parameter_count(layer)
             weights = _weights(layer)
             saved += 0 if weights & seen else dense - now  # tied weights are stored once
             seen |= weights
@@ -55,7 +55,7 @@ def summary(model: object) -> str:
             own = [v for v in vars(layer).values() if isinstance(v, nnx.Param)]
             now = sum(math.prod(v.shape) for v in own)
             rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
-    total = count(model)
+    total = parameter_count(model)
     rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
     return table(
         ("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows
