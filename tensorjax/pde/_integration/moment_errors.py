@@ -32,7 +32,7 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import Moments, functionals
+from tensorjax.pde._stepping.low_moments import Moments, functionals, standardisation
 from tensorjax.pde._stepping.right_side import Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
@@ -401,23 +401,15 @@ def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
     """Computes standardised moments, whose errors are judged; None without positive variances."""
     # The same bits for the cores of a saved state, whose memory has another order.
     cores = [np.ascontiguousarray(c) for c in cores]
+    found = standardisation(cores, box, axes)
+    if found is None:
+        return None
     one = np.eye(box.dim, dtype=int)[axes]
     first, later = np.triu_indices(len(axes))
-    zero = np.zeros((1, box.dim), int)
-    center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = functionals(
-        box, np.concatenate([zero, one, 2 * one]), center, scale, plain=True
-    ).of_train(cores)
-    with np.errstate(all="ignore"):
-        mean, square = np.split(raw[1:] / raw[0], 2)
-        center[axes], scale[axes] = mean, np.sqrt(square - mean**2)
-    if not (raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()):
-        return None
-    at = functionals(
-        box, np.concatenate([zero, one, one[first] + one[later]]), center, scale, plain=True
-    )
+    powers = np.concatenate([np.zeros((1, box.dim), int), one, one[first] + one[later]])
+    at = functionals(box, powers, *found, plain=True)
     mass, mean, second = _unpacked(at.of_train(cores), len(axes))
-    return _Seen(at, center, scale, mass, mean / mass, second / mass)
+    return _Seen(at, *found, mass, mean / mass, second / mass)
 
 
 def _unpacked(values: Any, count: int) -> tuple[float, np.ndarray, np.ndarray]:
