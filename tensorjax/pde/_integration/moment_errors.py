@@ -19,7 +19,6 @@ Source: ours.
 """
 
 import zlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._stepping.low_moments import Moments, functionals
-from tensorjax.pde._stepping.right_side import Rates, right_side
+from tensorjax.pde._stepping.right_side import Clock, Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
 # deviations cuts.
@@ -122,7 +121,7 @@ class MomentEquations:
         return _rows(t, self._mark, known if self.exact else found - known)
 
     def after(
-        self, cores: Cores, map: AffineMap, rates: Callable[[float], Rates], t: float, steps: int,
+        self, cores: Cores, map: AffineMap, rates: Clock, t: float, steps: int,
         errors: np.ndarray | None,
     ) -> np.ndarray | None:  # fmt: skip
         """Adds what the last time steps have brought to the errors of the moments.
