@@ -83,17 +83,31 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     count = 1 + 2 * d
     if not d or count > _ALONG:
         return mass_alone(box)
-    powers = [np.zeros((1, box.dim), int), one, 2 * one]
-    center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = functionals(box, np.concatenate(powers), center, scale, plain=True).of_train(cores)
-    with np.errstate(all="ignore"):
-        mean, second = raw[1 : 1 + d] / raw[0], raw[1 + d :] / raw[0]
-        center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
-    if not (raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()):
+    found = standard_scales(cores, box, axes)
+    if found is None:
         return mass_alone(box)
+    powers = [np.zeros((1, box.dim), int), one, 2 * one]
     if count + d * (d - 1) // 2 <= _ALL:
         powers.extend(one[j : j + 1] + one[k : k + 1] for j in range(d) for k in range(j + 1, d))
-    return functionals(box, np.concatenate(powers), center, scale)
+    return functionals(box, np.concatenate(powers), *found)
+
+
+def standard_scales(
+    cores: Cores, box: Box, axes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Computes means and standard deviations, (d,) each, by which low moments are standardised.
+
+    Zero and one on other axes than those asked for; None without positive mass and variances.
+    """
+    one = np.eye(box.dim, dtype=int)[list(axes)]
+    powers = np.concatenate([np.zeros((1, box.dim), int), one, 2 * one])
+    center, scale = np.zeros(box.dim), np.ones(box.dim)
+    raw = functionals(box, powers, center, scale, plain=True).of_train(cores)
+    with np.errstate(all="ignore"):
+        mean, second = np.split(raw[1:] / raw[0], 2)
+        center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
+    fine = raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()
+    return (center, scale) if fine else None
 
 
 def functionals(
