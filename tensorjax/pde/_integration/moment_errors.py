@@ -32,7 +32,7 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import Moments, functionals, standard_scales
+from tensorjax.pde._stepping.low_moments import Moments, functionals, standardisation
 from tensorjax.pde._stepping.right_side import Clock, Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
@@ -165,10 +165,11 @@ class MomentEquations:
         self, cores: Cores, map: AffineMap, rates: Rates, t: float, errors: Any
     ) -> np.ndarray:
         """Adds the moment errors that the grid has brought since the last look."""
-        nothing = np.zeros((len(self.axes), 1 + len(self.axes)))
-        rows = _rows(t, 0.0, nothing) if errors is None else errors
-        dt, found = t - rows[-1, 0], self._defect(cores, map, rates, t)
-        return _appended(rows, _rows(t, dt, nothing if found is None else dt * found))
+        none = np.zeros((len(self.axes), 1 + len(self.axes)))
+        rows = _rows(t, 0.0, none) if errors is None else errors
+        dt = t - rows[-1, 0]
+        found = self._defect(cores, map, rates, t)
+        return _appended(rows, _rows(t, dt, none if found is None else dt * found))
 
     def _flowed(self, dt: float, m: np.ndarray) -> np.ndarray:
         """Carries errors of means and covariances, (f, 1 + f), by a linear equation."""
@@ -390,7 +391,7 @@ def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
     """Computes standardised moments, whose errors are judged; None without positive variances."""
     # The same bits for the cores of a saved state, whose memory has another order.
     cores = [np.ascontiguousarray(c) for c in cores]
-    found = standard_scales(cores, box, axes)
+    found = standardisation(cores, box, axes)
     if found is None:
         return None
     one = np.eye(box.dim, dtype=int)[axes]

@@ -301,16 +301,17 @@ class Run:
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds sums of tensor trains in the run's next step."""
-        options, memory, box = self.options, self.memory, self.options.problem.box
+        memory, problem = self.memory, self.options.problem
         return Trim(
-            options.tol,
-            options.max_rank,
+            self.options.tol,
+            self.options.max_rank,
             dict(memory.guesses),
-            box,
+            problem.box,
             memory.lost,
-            exact=options.conserve is not None,
+            exact=self.options.conserve is not None,
             clears=clears,
-            moments=low_moments(memory.v, box) if is_density(options.problem) else None,
+            # None: the mass alone is conserved.
+            moments=low_moments(memory.v, problem.box) if is_density(problem) else None,
             lost_moments=memory.lost_moments,
         )
 
@@ -421,8 +422,7 @@ class Run:
             accepted, factor = controller.judge(error, norm, self.memory.errors, order)
         if accepted and math.isfinite(error):
             self.memory.errors = (controller.scaled(error, norm), *self.memory.errors)[:2]
-        full = self.memory.dt
-        grown = factor * dt
+        full, grown = self.memory.dt, factor * dt
         # A step that was cut short to meet a time says little about longer ones.
         self.memory.dt = max(full, grown) if accepted and dt < full and factor >= 1 else grown
         if controller.dtmax is not None:

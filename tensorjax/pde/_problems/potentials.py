@@ -267,7 +267,8 @@ class DoubleWell(ReadyMade):
         d = _check.integer("dim", dim, low=1)
         quartic = barrier, 0.0, -2 * barrier / minimum**2, 0.0, barrier / minimum**4
         well = Potential(quartic, temperature)
-        springs = coupling * _laplacian(d)
+        steps = np.diff(np.eye(d), axis=0)
+        springs = coupling * (steps.T @ steps)  # graph Laplacian of a chain with free ends
         if start is None:
             stiff = temperature / well.local * np.eye(d) + springs
             start = Gaussian(np.full(d, -minimum), temperature * np.linalg.inv(stiff))
@@ -300,9 +301,3 @@ class DoubleWell(ReadyMade):
             total = bond @ (step * total)
         springs = np.square(np.diff(x, axis=1)).sum(1) * self.coupling / (2 * t)
         return np.prod(well.density(x), axis=1) * np.exp(-springs) / (step @ total)
-
-
-def _laplacian(d: int) -> np.ndarray:
-    """Returns the graph Laplacian (d, d) of coupled particles in a potential, with free ends."""
-    steps = np.diff(np.eye(d), axis=0)
-    return steps.T @ steps

@@ -25,8 +25,8 @@ from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step
-from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step, with_estimate
+from tensorjax.pde._stepping.sketched_sums import Train
 from tensorjax.pde._stepping.step_rounding import CLEARED, STAGE, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
@@ -78,13 +78,7 @@ def exponential(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past
     last = end.terms(s4, tol)
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
     out = stage("v", [far, moved(s2), moved(s3), s4], weights, last, dt / 6)
-    if not estimate or not np.isfinite(out.norm):
-        return Step(out)
-    if not last:
-        return Step(out, 0.0)
-    new = end.terms(out.cores, tol)
-    signs = [dt / 6] * len(last) + [-dt / 6] * len(new)
-    return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
+    return with_estimate(out, last, end, dt, tol) if estimate else Step(out)
 
 
 EXPONENTIAL = Method(exponential, 4, 0, 3)

@@ -81,9 +81,7 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
     d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
     count = 1 + 2 * d
-    if not d or count > _ALONG:
-        return mass_alone(box)
-    found = standard_scales(cores, box, axes)
+    found = standardisation(cores, box, axes) if d and count <= _ALONG else None
     if found is None:
         return mass_alone(box)
     powers = [np.zeros((1, box.dim), int), one, 2 * one]
@@ -92,22 +90,19 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     return functionals(box, np.concatenate(powers), *found)
 
 
-def standard_scales(
+def standardisation(
     cores: Cores, box: Box, axes: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Computes means and standard deviations, (d,) each, by which low moments are standardised.
-
-    Zero and one on other axes than those asked for; None without positive mass and variances.
-    """
-    one = np.eye(box.dim, dtype=int)[list(axes)]
+    """Computes centre and scale (d,) of standardised low moments; None unless all are positive."""
+    one = np.eye(box.dim, dtype=int)[axes]
     powers = np.concatenate([np.zeros((1, box.dim), int), one, 2 * one])
     center, scale = np.zeros(box.dim), np.ones(box.dim)
     raw = functionals(box, powers, center, scale, plain=True).of_train(cores)
     with np.errstate(all="ignore"):
-        mean, second = np.split(raw[1:] / raw[0], 2)
-        center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
-    fine = raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()
-    return (center, scale) if fine else None
+        mean, square = np.split(raw[1:] / raw[0], 2)
+        center[axes], scale[axes] = mean, np.sqrt(square - mean**2)
+    positive = raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()
+    return (center, scale) if positive else None
 
 
 def functionals(

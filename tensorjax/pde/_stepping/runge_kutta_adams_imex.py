@@ -17,14 +17,8 @@ import numpy as np
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
-from tensorjax.pde._stepping.right_side import Clock, train
-from tensorjax.pde._stepping.sketched_sums import (
-    Rounded,
-    Train,
-    nothing,
-    relative_norm,
-    rounded,
-)
+from tensorjax.pde._stepping.right_side import Clock, Rates, train
+from tensorjax.pde._stepping.sketched_sums import Rounded, Train, nothing, relative_norm, rounded
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
 from tensorjax.tt._linear.amen_and_fallbacks import amen_search
 from tensorjax.tt._linear.solve import solution
@@ -94,8 +88,15 @@ def rk4(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -
     # ranks are larger, none is summed again.
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
     out = _plus(trim, "v", [v, s2, s3, s4], weights, last, dt / 6)
-    if not (estimate and np.isfinite(out.norm)):
+    return with_estimate(out, last, end, dt, tol) if estimate else Step(out)
+
+
+def with_estimate(out: Rounded, last: Any, end: Rates, dt: float, tol: float) -> Step:
+    """Estimates the error of a classical Runge–Kutta step, dt/6 ‖k_4 − k_5‖ of its last slopes."""
+    if not np.isfinite(out.norm):
         return Step(out)
+    if not last:
+        return Step(out, 0.0)
     new = end.terms(out.cores, tol)
     signs = [dt / 6] * len(last) + [-dt / 6] * len(new)
     return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
