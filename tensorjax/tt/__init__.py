@@ -44,7 +44,6 @@ from typing import TYPE_CHECKING
 from tensorjax import _extras, _other_names
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import functions, patches, quantics
-from tensorjax.tt._algebra import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing_and_concatenation import (
@@ -75,6 +74,8 @@ from tensorjax.tt._constructors import (
     ones,
     ones_like,
     ones_matrix,
+    random,
+    random_matrix,
     rank_one,
     rank_one_matrix,
     unit,
@@ -85,6 +86,7 @@ from tensorjax.tt._constructors import (
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._exact_arithmetic import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._inner_products import distance, inner, log_norm, norm, normalize
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.riemannian_gradients import (
@@ -103,7 +105,6 @@ from tensorjax.tt._manifold.tangent_space import (
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integral_info import IntegrateInfo
 from tensorjax.tt._quadrature.integrate import integrate
-from tensorjax.tt._random import random, random_matrix
 from tensorjax.tt._rank_padding import effective_ranks, pad, trim
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 from tensorjax.tt._rounding.round import round

@@ -19,8 +19,8 @@ from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt import _overlaps
-from tensorjax.tt._algebra import conj
 from tensorjax.tt._broadcasting import aligned
+from tensorjax.tt._exact_arithmetic import conj
 from tensorjax.tt._folding import as_train
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"

@@ -21,9 +21,8 @@ from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tt._algebra import conj
 from tensorjax.tt._evaluation.entries_on_host import near_one, on_host
-from tensorjax.tt._products_on_host import common_dtype, mode_sums
+from tensorjax.tt._exact_arithmetic import common_dtype, conj, mode_sums
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60

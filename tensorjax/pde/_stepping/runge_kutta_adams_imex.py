@@ -26,7 +26,7 @@ from tensorjax.pde._stepping.sketched_sums import (
     rounded,
 )
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
-from tensorjax.tt._linear.amen_and_fallbacks import amen_search
+from tensorjax.tt._linear.amen import amen_search
 from tensorjax.tt._linear.solve import solution
 from tensorjax.tt._linear.system import System
 

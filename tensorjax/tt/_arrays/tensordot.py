@@ -18,9 +18,9 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt import _overlaps
-from tensorjax.tt._algebra import conj
 from tensorjax.tt._arrays.reductions import _mode
 from tensorjax.tt._arrays.reshaping import permute
+from tensorjax.tt._exact_arithmetic import conj
 
 
 @placed
