@@ -24,9 +24,9 @@ from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRA
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense_and_tt
 from tensorjax.sketch import _apply
-from tensorjax.tt import _exact_arithmetic, _inner_products, _overlaps, _products
+from tensorjax.tt import _entries, _exact_arithmetic, _inner_products, _products
+from tensorjax.tt import _inner_product_kernels as inners
 from tensorjax.tt._arrays import mode_products, reshaping
-from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._statistics import sampling
 from tensorjax.tt._tt_svd import from_dense
@@ -242,9 +242,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (_overlaps, "_swept"), (_inner_products, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (inners, "_swept"), (_inner_products, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (_overlaps, "_swept"), (_inner_products, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (inners, "_swept"), (_inner_products, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_exact_arithmetic._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -259,7 +259,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
-        (entries_on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
+        (_entries, "entries"), (_entries, "_evaluate"), SINGLE,
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
@@ -340,7 +340,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
         wrap("C++", _exact_arithmetic, "_product_in_one_call")
-        wrap("C++", _overlaps, "_overlap_in_one_call")
+        wrap("C++", inners, "_overlap_in_one_call")
         yield seen
 
 

@@ -31,7 +31,7 @@ from tensorjax._transfer import on_device
 from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._constructors import ones_like
-from tensorjax.tt._evaluation.entries_on_host import on_host
+from tensorjax.tt._entries import on_host
 from tensorjax.tt._folding import fold, rearranged, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -25,7 +25,7 @@ from tensorjax.tt.functions.degree_choice import (
     without_tails,
 )
 from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
-from tensorjax.tt.functions.function_values import (
+from tensorjax.tt.functions.interpolated_function import (
     CheckedValues,
     Values,
     of_function,
