@@ -242,9 +242,11 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (inners, "_swept"), (_inner_products, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (inners, "host_overlap"), (_inner_products, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (inners, "_swept"), (_inner_products, "_norm"), SINGLE),
+    "tt.norm": (
+        lambda g: tt.norm(g.x), (inners, "host_overlap"), (_inner_products, "_norm"), SINGLE,
+    ),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_exact_arithmetic._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,

@@ -21,8 +21,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.known_trains import signature
 from tensorjax._kernels.table import CPP, HOST, NUMPY
+from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static, planned
 from tensorjax._transfer import on_device

@@ -24,8 +24,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
+from tensorjax._kernels.train_signatures import remember
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import Scalar

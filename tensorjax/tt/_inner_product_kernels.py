@@ -18,8 +18,8 @@ from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.conditions import MOST_SINGLE
-from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
+from tensorjax._kernels.train_signatures import remember
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt._entries import on_host
@@ -96,7 +96,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
     wide = np.result_type(linalg.factor_dtype(jnp.promote_types(x.dtype, y.dtype)), np.float64)
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, wide)
-        return _swept(left, left if x is y else on_host(y.cores, wide))
+        return host_overlap(left, left if x is y else on_host(y.cores, wide))
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
@@ -129,7 +129,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, dtype)
-        return _swept(left, left if x is y else on_host(y.cores, dtype))
+        return host_overlap(left, left if x is y else on_host(y.cores, dtype))
 
 
 def _squares_fit(cores: Sequence[Any]) -> bool:
@@ -146,7 +146,7 @@ def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
     return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))
 
 
-def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
+def host_overlap(xs: Cores, ys: Cores) -> tuple[Any, int]:
     """Computes the inner product of two trains of host cores by NumPy, as mantissa and exponent.
 
     Cores are brought near one when their turn comes: they are read once, while in the cache.

@@ -14,8 +14,8 @@ from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
 from tensorjax._formats.overflow_checks import held, power_of_ten
 from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.known_trains import is_known
 from tensorjax._kernels.table import PROGRAM
+from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt import _inner_product_kernels

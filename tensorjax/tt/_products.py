@@ -15,8 +15,8 @@ from tensorjax._cores.scaling import near_one
 from tensorjax._formats.arithmetic_operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.known_trains import is_known
 from tensorjax._kernels.table import NUMPY
+from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import Key

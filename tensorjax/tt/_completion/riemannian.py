@@ -48,7 +48,7 @@ def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
             now = _inner(gradient, gradient)
             along = [-g for g in gradient]
             if direction is not None and past is not None:
-                carried, before = (_transported(at, z) for z in (direction, past))
+                carried, before = (blocks(project(at, z, even=False))[1] for z in (direction, past))
                 rise = now - _inner(gradient, before)
                 beta = max(rise, 0.0) / (size or 1.0)
                 if beta * _inner(gradient, carried) < now:  # downhill
@@ -106,11 +106,6 @@ def _entries(
     for left, right, delta, rows in zip(lefts, rights, deltas, seen.rows, strict=True):
         total += (through(left, delta, rows) * right).sum(1)
     return total
-
-
-def _transported(at: Frame, xi: TT) -> Sequence[Any]:
-    """Projects the last direction of Riemannian completion on the tangent space of a new frame."""
-    return blocks(project(at, xi, even=False))[1]
 
 
 def _inner(xs: Sequence[Any], ys: Sequence[Any]) -> float:

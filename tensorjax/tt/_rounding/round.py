@@ -28,8 +28,8 @@ from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.known_trains import signature
 from tensorjax._kernels.table import CPP, HOST, NUMPY, TRACE
+from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method

@@ -318,7 +318,7 @@ class _Work:
                     break
 
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
-        """Runs sweeps of a fit while its held-out error falls; tells if the best improved."""
+        """Runs sweeps of functional-train fits while the held-out error falls; tells if it fell."""
         best, risen, least = self.best, 0, math.inf
         runs = [sweeps(c, *s, ridge) for c, s in zip(replicas, self.samples, strict=True)]
         for now in itertools.islice(zip(*runs, strict=True), most):
