@@ -147,7 +147,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 
 def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
-    """Keeps with a map that NumPy serves JAX arrays of a shape: to ask takes as long as few rows.
+    """Records in a random map that `apply` uses NumPy for JAX arrays of a shape and dtype.
 
     Kept where that does not depend on how many calls have come before.
     """
@@ -158,7 +158,7 @@ def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
 
 
 def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
-    """Returns the batch axes of rows to which NumPy is known to apply a map; None of others."""
+    """Returns the batch axes of an input for which `apply` has recorded NumPy; None for others."""
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
         return None
     kept = getattr(p, "_leads", None)

@@ -200,7 +200,7 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Truncates a host subspace further by known energies; None if these are too inaccurate."""
+    """Truncates the leading subspace of a host matrix by known energies; None if inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)

@@ -304,7 +304,7 @@ def _are_at_hand(cores: list[Any]) -> bool:
 
 
 def _most_of(dtype: Any) -> int:
-    """Returns the powers of two that products of cores may be off one, for rounding unscaled."""
+    """Returns by how many powers of two partial products may differ from one in TT-rounding."""
     return min(_AT_HAND, int(np.finfo(dtype).maxexp) // 2)
 
 

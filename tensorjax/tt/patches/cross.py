@@ -193,7 +193,7 @@ class _Leaf:
 
 
 def _pieces(found: _Leaf, size: int) -> list[_Leaf]:
-    """Returns parts of a patch fitted by cross, one an index of its first mode, with error shares.
+    """Splits a patch fitted by cross into one part per index of its first mode, with error shares.
 
     So they have of what the norm of f is beyond that of the train, which may lack a part of f.
     """
