@@ -20,7 +20,7 @@ from tensorjax.pde._discretization.affine_operators import affine_generator
 from tensorjax.pde._stepping.right_side import Clock, Rates, train
 from tensorjax.pde._stepping.sketched_sums import Rounded, Train, nothing, relative_norm, rounded
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
-from tensorjax.tt._linear.amen_and_fallbacks import amen_search
+from tensorjax.tt._linear.amen import amen_search
 from tensorjax.tt._linear.solve import solution
 from tensorjax.tt._linear.system import System
 
