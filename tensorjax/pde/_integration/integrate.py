@@ -342,7 +342,8 @@ def _check_arguments(
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
     _check.choice("method", method, ("auto", *METHODS))
-    _check.choice("conserve", conserve, (None, "rescale", "project"))
+    if conserve not in (None, "rescale", "project"):
+        raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
     if conserve is not None and any("absorbing" in (a.walls or ()) for a in problem.box.axes):
         raise ValueError(
             f"conserve: expected None in a box with absorbing walls, where mass ends, got "
