@@ -51,6 +51,8 @@ TASKS = {
     "train with optimiser state on disk": ("how_to", "api/offload"),
     "solve a Poisson equation on 2^60 points": ("how_to", "quickstart"),
     "price of an option under Heston": ("how_to", "api/pde", "api/pde_problems"),
+    "price a basket option": ("how_to",),
+    "train a model on four GPUs": ("how_to", "api/parallel"),
     "nearest neighbours after random projection": (
         "api/sketch", f"{NOTEBOOKS}/random_projection",
     ),

@@ -36,7 +36,8 @@ def transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
 def check_optimizer(name: str, value: Any) -> None:
     """Raises TypeError unless an argument is an optimiser in Optax's form."""
     if not all(callable(getattr(value, method, None)) for method in ("init", "update")):
+        call = f"; call it, as in {name}=optax.adam(1e-3)" if callable(value) else ""
         raise TypeError(
             f"{name}: expected a transformation as Optax makes them, with init and update, got "
-            f"{type(value).__name__}"
+            f"{type(value).__name__}{call}"
         )

@@ -89,6 +89,8 @@ def test_arguments_of_functions_without_cases_are_named():
         "specs:": [(parallel.shardings, {"a": 3}, mesh),
                    (parallel.state_shardings, optax.adam(0.1), params, {"a": 3}, mesh)],
     }  # fmt: skip
+    with pytest.raises(TypeError, match=r"call it, as in inner=optax.adam\("):
+        mera.stiefel(optax.adam)
     for name, each in calls.items():
         for function, *arguments in each:
             with pytest.raises((TypeError, ValueError), match=f"^{name} expected"):

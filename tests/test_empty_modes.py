@@ -225,7 +225,8 @@ def all_cases(rng, orders, under_jit):
     ("orders", "under_jit"),
     [
         ([2], False),
-        pytest.param([1, 3], False, marks=pytest.mark.slow),
+        pytest.param([1], False, marks=pytest.mark.slow),
+        pytest.param([3], False, marks=pytest.mark.slow),
         pytest.param([3], True, marks=pytest.mark.slow),
     ],
 )

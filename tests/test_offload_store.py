@@ -202,7 +202,7 @@ def test_a_write_that_waits_while_its_place_is_given_up_says_so(folder: Path) ->
                 time.sleep(0.001)
             store.forget()
         thread.join(30)
-        assert "a: its place was given up" in str(errors[0])
+        assert "by `forget`; wait for reads and writes" in str(errors[0])
         store.reserve({"b": jnp.zeros(10)})
         store.write("b", np.ones(10)).result(30)
         assert store.written == ("b",)

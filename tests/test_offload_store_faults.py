@@ -727,7 +727,7 @@ def test_a_capacity_too_small_says_how_much_is_needed(folder: Path) -> None:
 
 def test_a_staging_pool_too_small_says_so(folder: Path) -> None:
     with made(folder, staging=2 * MIB) as store:
-        with pytest.raises(offload.CapacityError, match="the largest tensor takes 4194304"):
+        with pytest.raises(offload.CapacityError, match="the largest tensor so far 4194304"):
             store.reserve({"a": jnp.zeros(4 * SIZE)})
         assert store.names == ()
         store.reserve({name: jnp.zeros(SIZE) for name in "abc"})

@@ -192,7 +192,7 @@ def test_the_table_and_its_choice() -> None:
         _ = parallel.plan(decoder(), 4, 32, memory_limit=1e6).best
     alone = parallel.plan(decoder(), 1, 8, layouts=["single"]).best
     assert (alone.sent, alone.messages) == (0, 0)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"one of \['1d'.*, got 'single'"):
         _ = found["single"]
 
 

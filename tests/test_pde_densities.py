@@ -177,5 +177,5 @@ def test_bad_arguments_are_refused(rng, call, message):
 
 def test_marginals_do_not_trace(rng):
     _, map, box, v = example(rng, 2, n=32, tol=1e-6)
-    with pytest.raises(TypeError, match="expected concrete ones"):
+    with pytest.raises(TypeError, match="expected concrete arrays, got traced"):
         jax.jit(lambda v: pde.marginal(v, map, box, axes=(0,)))(v)

@@ -41,6 +41,8 @@ def test_samples_have_the_moments_and_entropies_of_gaussians(d, kind, rng):
     assert abs(found.value - exact) < 5 * found.error
     nothing = pde.kullback_leibler(v, map, box, lambda x: np.zeros(len(x)), count=10)
     assert nothing.value == np.inf
+    with pytest.raises(ValueError, match=r"got NaN at 4 of 10 points, first \(-?\d"):
+        pde.kullback_leibler(v, map, box, lambda x: np.repeat([1.0, np.nan], [6, 4]), count=10)
 
 
 def test_samples_of_angles_and_half_lines(rng):

@@ -475,9 +475,9 @@ def test_drawn_functions_raise_nothing_and_are_certified_rightly(draw, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", KINDS, ids=lambda d: d.__name__)
-def test_many_drawn_functions(draw):
-    for seed in range(110, 118):
-        check_drawn(draw, seed)
+@pytest.mark.parametrize("seed", range(110, 118))
+def test_many_drawn_functions(draw, seed):
+    check_drawn(draw, seed)
 
 
 def comb(bits, period):

@@ -116,7 +116,8 @@ class Plan:
         """Returns the planner's cost of a layout on its fastest mesh, or a refused one."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
-            raise KeyError(name)
+            names = sorted({c.name for c in self.candidates})
+            raise KeyError(f"expected the name of a layout, one of {names}, got {name!r}")
         return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
 
     def __str__(self) -> str:

@@ -55,6 +55,15 @@ def generator_of(key: Any) -> np.random.Generator:
     return _check.host_generator(key, "; a NumPy generator will do too")
 
 
+def check_concrete(names: str, *values: Any) -> None:
+    """Raises TypeError if arguments of a function on densities are traced."""
+    if _check.is_traced(*values):
+        raise TypeError(
+            f"{names}: expected concrete arrays, got traced ones; call this outside jit, vmap and "
+            "grad"
+        )
+
+
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:
     """Converts an argument that is a PDE coefficient to float64; ValueError for a wrong shape.
 

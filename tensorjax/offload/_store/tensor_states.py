@@ -127,4 +127,7 @@ def check_there(tensors: Sequence[Tensor]) -> None:
     """Raises StoreError if a tensor's state says that `forget` removed it while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
-            raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
+            raise StoreError(
+                f"{tensor.place.name}: its place was given up meanwhile, by `forget`; wait for "
+                "reads and writes of a tensor before that"
+            )

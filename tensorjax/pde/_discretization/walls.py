@@ -121,7 +121,9 @@ def walled(box: Box, walls: Sequence[Any] | None, noiseless: Sequence[bool] | No
     own = [a.walls or "absorbing" for a in box.axes]
     given = own if walls is None else list(walls)
     if isinstance(walls, str) or len(given) != box.dim:
-        raise ValueError(f"walls: expected {box.dim} of them, one per axis, got {walls!r}")
+        raise ValueError(
+            f"walls: expected a sequence of {box.dim}, one per axis, such as {own}, got {walls!r}"
+        )
     axes, still = [], [False] * box.dim if noiseless is None else noiseless
     for axis, wall, quiet in zip(box.axes, given, still, strict=True):
         pair: Any = (wall, wall) if isinstance(wall, str) else tuple(wall)

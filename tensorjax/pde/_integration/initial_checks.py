@@ -99,7 +99,8 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
     if not moves_unbounded(box, map.matrix - np.eye(box.dim), map.shift):
         raise ValueError(
             'map: expected the identity on axes ("periodic", "log", "laguerre", or with walls) '
-            "where coordinates stay at rest"
+            f"where coordinates stay at rest, got the matrix {np.asarray(map.matrix).tolist()} and "
+            f"the shift {np.asarray(map.shift).tolist()}; leave map out, or change other axes only"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import generator_of
+from tensorjax.pde._arguments import check_concrete, generator_of
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.sampling import Drawn, draw
@@ -126,8 +126,12 @@ def kullback_leibler(
     q = np.asarray(density(drawn.points), np.float64)
     if q.shape != drawn.values.shape:
         raise ValueError(f"density: expected values {drawn.values.shape}, got {q.shape}")
-    if np.isnan(q).any():
-        raise ValueError("density: expected numbers, got NaN")
+    bad = np.isnan(q)
+    if bad.any():
+        raise ValueError(
+            f"density: expected values that are numbers, got NaN at {int(bad.sum())} of {len(q)} "
+            f"points, first {tuple(drawn.points[bad.argmax()].tolist())}"
+        )
     q = np.maximum(q, floor * q.max())
     if not q.min() > 0:
         return Estimate(math.inf, math.nan)
@@ -138,8 +142,7 @@ def _sampled(
     v: TT, map: AffineMap, box: Box, count: int, key: KeyOrGenerator | None
 ) -> tuple[Drawn, float, np.ndarray, np.ndarray]:
     """Draws points for an entropy estimate; also returns the density's mass and moments."""
-    if _check.is_traced(v, map):
-        raise TypeError("v, map: expected concrete ones; call this outside jit, vmap and grad")
+    check_concrete("v, map", v, map)
     count = _check.integer("count", count, low=2)
     rng = np.random.default_rng(0) if key is None else generator_of(key)
     drawn = draw(rng, v, map, box, count)

@@ -9,6 +9,7 @@ from tensorjax import _check
 from tensorjax._cores.contractions import absorb, times_right, weighted_sum
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
+from tensorjax.pde._arguments import check_concrete
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.values_and_moments import by_parts, given, moments
@@ -56,8 +57,7 @@ def marginal(
     Source: ours.
     """
     _, cores, map = given(v, map, box)
-    if _check.is_traced(cores, map):
-        raise TypeError("v, map: expected concrete ones; call this outside jit, vmap and grad")
+    check_concrete("v, map", cores, map)
     if isinstance(axes, int | np.integer):
         raise ValueError(f"axes: expected one or two coordinates such as ({axes},), got {axes}")
     axes = tuple(_check.integer("axes", a, low=0, high=box.dim - 1) for a in axes)

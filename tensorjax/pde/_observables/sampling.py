@@ -10,7 +10,7 @@ from tensorjax._cores.contractions import einsum, weighted_sum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import KeyOrGenerator
-from tensorjax.pde._arguments import generator_of, hosted_cores
+from tensorjax.pde._arguments import check_concrete, generator_of, hosted_cores
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -69,8 +69,7 @@ def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> 
     in the tensor train decomposition", Stat. Comput. 30 (2020), Algorithm 1.
     """
     count = _check.integer("count", count, low=1)
-    if _check.is_traced(v, map):
-        raise TypeError("v, map: expected concrete ones; call this outside jit, vmap and grad")
+    check_concrete("v, map", v, map)
     return draw(generator_of(key), v, map, box, count).points
 
 

@@ -11,7 +11,7 @@ from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.rounding import rounded
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
-from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._arguments import check_concrete, hosted_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.cross_approximation import entrywise
 from tensorjax.pde._stepping.mass import mass_of
@@ -72,8 +72,7 @@ def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
     density estimation", UAI (2021).
     """
     single("v", v, TT, host=False)
-    if _check.is_traced(v):
-        raise TypeError("v: expected a concrete train; call this outside jit, vmap and grad")
+    check_concrete("v", v)
     _check.finite("v", v)
     _check.tolerance(tol, np.float64)
     if v.shape != box.shape:

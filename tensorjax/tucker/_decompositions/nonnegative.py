@@ -58,7 +58,9 @@ def nonnegative(
     """
     host, kept = checked_data(x, mask)
     if np.iscomplexobj(host):
-        raise TypeError(f"x: expected a real dtype, got {host.dtype}")
+        raise TypeError(
+            f"x: expected a real dtype, got {host.dtype}; take x.real or abs(x), whichever is meant"
+        )
     if (host < 0).any():
         raise ValueError(f"x: expected entries of at least 0, got {host.min():.3g}")
     _check.integer("max_sweeps", max_sweeps, low=1)

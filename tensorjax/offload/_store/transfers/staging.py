@@ -34,7 +34,7 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
     if writing < block or reading < max(largest, block):
         raise CapacityError(
             f"staging: expected at least {max(block, largest) + max(block, largest // 3)} bytes "
-            f"(the largest tensor takes {largest}, a block {block}), got {staging}"
+            f"(a block takes {block}, the largest tensor so far {largest}), got {staging}"
         )
     return reading, writing
 
