@@ -20,7 +20,7 @@ from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._target import optimizer_moments as _optimizer_moments
 from tensorjax.optim._target import target_update as _target_update
 from tensorjax.optim._tensorised_layers import gated
-from tensorjax.optim._trial_cuts import fresh, judged
+from tensorjax.optim._trial_cuts import NUMBERS, Watch, fresh, judged, seen
 from tests.oracles import compilations
 
 SHAPES = [(1, 4, 5), (5, 6, 7), (7, 5, 4), (4, 6, 1)]
@@ -553,6 +553,46 @@ def test_the_program_of_an_update_grows_with_the_layers_and_not_with_their_squar
 
     few, more, most = map(instructions, (1, 4, 7))
     assert most - more < 1.15 * (more - few)
+
+
+def entry(text: str) -> list[str]:
+    """Instructions that a compiled program runs in every call, outside of conditions."""
+    return re.findall(r"^ +(?:ROOT )?(%\S+ = .*)$", text[text.index("\nENTRY") :], re.M)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels as XLA makes them for CPUs")
+def test_a_loss_is_recorded_by_few_kernels(rng) -> None:
+    values = jnp.asarray(rng.uniform(0, 1, 3), jnp.float32)
+    flags = jnp.asarray(rng.integers(0, 2, 3).astype(bool))
+
+    def record(numbers: jax.Array, values: jax.Array, flags: jax.Array) -> jax.Array:
+        return seen(Watch(numbers, {}), *values[:2], *flags[:2], values[2], flags[2]).numbers
+
+    numbers = jnp.asarray(rng.uniform(0, 1, len(NUMBERS)), jnp.float32)
+    lines = entry(jax.jit(record).lower(numbers, values, flags).compile().as_text())
+    made = [line for line in lines if not re.search(r" (parameter|constant|copy)\(", line)]
+    assert len(made) <= 2, made
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="layouts as XLA chooses them for CPUs")
+def test_no_core_is_copied_between_two_cuts(rng) -> None:
+    shape = (int(rng.integers(3, 6)), *rng.integers(6, 9, 2).tolist(), 1)
+    layer = drawn(rng, [(1, 4, 5, 3), (3, 4, 5, shape[0]), shape])
+    optimizer = optim.rank_adaptive(optax.adam(0.1), compress_to=2, by=40)
+
+    def step(params: Any, state: Any, gradients: Any) -> Any:
+        updates, state = optimizer.update(gradients, state, params, value=jnp.float32(1.0))
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(layer)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(layer, state, layer).compile()
+    size = "[" + ",".join(map(str, shape[:-1]))
+    copied = [
+        line for line in entry(compiled.as_text())
+        if size in line.split(" = ")[1].split(" ")[0] and re.search(r" copy\(|_copy", line)
+    ]  # fmt: skip
+    assert not copied, copied
 
 
 def test_copies_of_a_stack_keep_the_same_ranks_as_one_array_holds_them(rng) -> None:

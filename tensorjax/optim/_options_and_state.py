@@ -65,7 +65,11 @@ class Schedule:
 
         They go on after ``by``, for what was undone.
         """
-        return ((count - self.by) // self.half + 2 * CUTS + 1).astype(jnp.int32)
+        before = -(-self.by // self.half)  # so many more, that division need not round down
+        number = jax.lax.div(
+            count + (before * self.half - self.by), jnp.full_like(count, self.half)
+        )
+        return (number + (2 * CUTS + 1 - before)).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,15 @@ import numpy as np
 from tensorjax import _check
 from tensorjax.optim._gate_updates import Decision, Gates, core_masks, gates_moved, plus, same_dtype
 from tensorjax.optim._options_and_state import Options, RankAdaptiveState, Schedule, unknown
-from tensorjax.optim._packed_arrays import Counters, any_nonzero, like, padded, picked, widest
+from tensorjax.optim._packed_arrays import (
+    Counters,
+    _explicit,
+    any_nonzero,
+    like,
+    padded,
+    picked,
+    widest,
+)
 from tensorjax.optim._pruning import least_important
 from tensorjax.optim._sizes_and_ranks import polynomial
 from tensorjax.optim._stacked_layers import Stacks
@@ -182,24 +190,17 @@ def _cut_if(
     names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
     curved = curvature_of(inner)
 
-    slim = {k: _slim(jnp.asarray(leaves[k])) for k in members}
-    slopes = {k: _slim(jnp.asarray(pulls[k])) for k in members}
-
     def changed(given: Any) -> Any:
         own, moments, memory, size, kept = given
-        own = [_of_shape(x, leaves[k]) for k, x in zip(members, own, strict=True)]
-        moments = [_of_shape(x, leaves[k]) for (_, k, _), x in zip(moving, moments, strict=True)]
         # Nothing of that is taken from outside too: XLA would have to copy it.
         known = state._replace(size=size, **kept)
-        full, values, gradients = list(steps), list(leaves), list(pulls)
+        full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
-            values[k] = _of_shape(slim[k], leaves[k])
-            gradients[k] = _of_shape(slopes[k], leaves[k])
 
         def decide() -> Any:
-            step = _step(options, layout, values, known, began, tick, stacks, counters)
-            return _decided(step, *step.decide(list(full), gradients), names)
+            step = _step(options, layout, leaves, known, began, tick, stacks, counters)
+            return _decided(step, *step.decide(list(full), pulls), names)
 
         def wait() -> Any:
             return _undecided(layout, full), (jnp.zeros((), bool),) * 2, size, kept
@@ -208,37 +209,37 @@ def _cut_if(
         decision, (turns, jumps), size, learnt = jax.lax.cond(due, decide, wait)
         stays = _stays(layout, learnt["rests"])
         moments = cut_and_changed(
-            layout, values, full, decision, moving, moments, stays, turns, even, counters
+            layout, leaves, full, decision, moving, moments, stays, turns, even, counters
         )
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
         memory = [jnp.where(jumps, jnp.zeros_like(x), x) for x in memory]
-        return [*map(_slim, own)], [*map(_slim, moments)], memory, size, learnt
+        return [*map(_laid_out, own)], [*map(_laid_out, moments)], memory, size, learnt
 
-    own = [_slim(steps[k]) for k in members]
-    moments = [_slim(jnp.asarray(arrays[n])) for n, *_ in moving]
+    own = [steps[k] for k in members]
+    moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
     memory = [jnp.asarray(arrays[n]) for n in curved]
     kept = {name: getattr(state, name) for name in names}
     own, moments, memory, size, learnt = jax.lax.cond(
         due, changed, lambda same: same, (own, moments, memory, state.size, kept)
     )
     for k, move in zip(members, own, strict=True):
-        steps[k] = _of_shape(move, leaves[k])
-    for (n, k, _), moment in zip(moving, moments, strict=True):
-        arrays[n] = _of_shape(moment, leaves[k])
+        steps[k] = move
+    for (n, *_), moment in zip(moving, moments, strict=True):
+        arrays[n] = moment
     for n, array in zip(curved, memory, strict=True):
         arrays[n] = array
     moves = jax.tree.unflatten(structure, steps)
     return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
 
 
-def _slim(x: jax.Array) -> jax.Array:
-    """Drops a last axis of one entry in an update to a target, whose layout XLA may change."""
-    return jax.lax.squeeze(x, (x.ndim - 1,)) if x.ndim > 1 and x.shape[-1] == 1 else x
+def _laid_out(x: jax.Array) -> jax.Array:
+    """Restores the layout of an array that a change of basis gives, as outside of the condition.
 
-
-def _of_shape(x: jax.Array, model: Any) -> jax.Array:
-    """Restores the last axis that `_slim` dropped from an array in an update to a target."""
-    return x if x.ndim == jnp.ndim(model) else jax.lax.expand_dims(x, (x.ndim,))
+    XLA puts a last axis of one entry first, and would copy such arrays in every update.
+    """
+    if x.ndim < 2 or x.shape[-1] != 1 or _explicit(jax.typeof(x).sharding):
+        return x
+    return jax.lax.optimization_barrier(x.ravel()).reshape(x.shape)
 
 
 def _step(
