@@ -1087,6 +1087,7 @@ def call(f=fractions, shape=SHAPE, **options):
         (ValueError, "tol: .*10 eps", call(tol=1e-16)),
         (ValueError, "tol: .*float32", call(tol=1e-8, dtype=jnp.float32)),
         (ValueError, "shape: ", call(shape=(3, 0))),
+        (ValueError, "shape: .*digits", call(shape=(10**18, 10**18))),
         (ValueError, "max_rank: .*got 0", call(max_rank=0)),
         (ValueError, "max_evaluations: .*got 0", call(max_evaluations=0)),
         (ValueError, "max_sweeps: .*got 0", call(max_sweeps=0)),

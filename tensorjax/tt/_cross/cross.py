@@ -31,6 +31,8 @@ _FEW = 100
 # Entries that are held out while ranks grow. All that were asked for are, fresh ones where some of
 # these became pivots, before a train counts as converged.
 _FIRST_HELD_OUT = 500
+# Most indices of a mode: all entries along one mode are asked for at once, 40 bytes each at least.
+_LONGEST_MODE = 2**31 - 1
 
 
 @placed
@@ -74,7 +76,7 @@ def cross(
       f: maps a batch of multi-indices, int64 (batch, d), to values (batch,); or to (batch, m), and
         the train then has a last mode of size m, whose entries cost nothing more. A NumPy or a JAX
         function, real or complex.
-      shape: mode sizes (n_1, …, n_d).
+      shape: mode sizes (n_1, …, n_d), each below 2^31.
       tol: relative error in the Frobenius norm. The search ends when the error at the held-out
         entries is below it by two standard errors.
       key: `jax.random.key`; the result is determined by it.
@@ -121,8 +123,8 @@ def cross(
 
     Raises:
       ValueError: f returns NaN or Inf (the multi-indices are named) or a wrong shape; tol below
-        10 eps; shapes of grid or x0 that do not fit. An error that f raises passes through, with
-        a note that names the multi-index.
+        10 eps; modes of 2^31 indices; shapes of grid or x0 that do not fit. An error that f raises
+        passes through, with a note that names the multi-index.
       TypeError: a key that is not one of `jax.random`, or a call under a JAX transformation.
 
     Example:
@@ -144,7 +146,7 @@ def cross(
     fitted; a part of the tolerance is left for rounding the result; residuals far below the
     tolerance are no pivots; the global search has a share of the evaluations.
     """
-    sizes = _check.shape("shape", shape)
+    sizes = _sizes(shape)
     options = _options(
         sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback
     )
@@ -182,6 +184,17 @@ def cross(
         estimate = Estimate(max(estimate.error, unsteady), max(estimate.std, doubt, unsteady))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, searched.report(status, estimate, train.ranks)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Checks `cross`'s mode sizes: no mode may be too long for all its indices to be evaluated."""
+    sizes = _check.shape("shape", shape)
+    if max(sizes) > _LONGEST_MODE:
+        raise ValueError(
+            f"shape: expected modes of at most {_LONGEST_MODE} indices, as f is evaluated at all "
+            f"of them, got {sizes}; write longer ones in digits, see tt.quantics_grid"
+        )
+    return sizes
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:

@@ -48,7 +48,8 @@ class IntegrateInfo:
         points tell no more about its integral; or the status of `tensorjax.tt.cross` that kept
         the train from its accuracy.
       error: estimated absolute error, the sum of the two below; of the largest component if f has
-        several. inf where the cross approximation cannot know its error.
+        several. It is above the tolerance, if "converged", where f is the same at all points. inf
+        where the cross approximation cannot know its error.
       quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
         Legendre series of the integral over all others, and from f at random points between the
         nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
@@ -95,6 +96,7 @@ class Try(NamedTuple):
     size: float
     by_dimension: np.ndarray
     unresolved: float
+    unseen: float  # what an f that was the same everywhere may do where no random point was
     cross_error: float
     jumps: bool
     info: CrossInfo
@@ -123,9 +125,9 @@ def reported(
             status = "precision" if found.error <= _ROUNDOFF * found.size else status
     return IntegrateInfo(
         status=status,
-        error=found.error,
+        error=found.error + found.unseen,
         quadrature_error=found.quadrature_error,
-        cross_error=found.cross_error,
+        cross_error=found.cross_error + found.unseen,
         evaluations=evaluations,
         points=found.points,
         ranks=found.info.ranks,

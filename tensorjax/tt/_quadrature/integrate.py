@@ -37,6 +37,8 @@ _UNRESOLVED = 0.1  # relative error between the nodes from which on the series i
 _EPS = 4 * float(np.finfo(float).eps)
 _TRIES = 12
 _LEAST = 20  # evaluations worth a try
+# n random points miss a part of the domain that is larger than 3 / n with probability 5 %.
+_MISSED = 3.0
 _LEVELS, _MET = 8, 5  # values of a function that jumps, each met so often at the checked points
 
 
@@ -230,12 +232,15 @@ def _tried(
         missed, jumps = volume * _between_levels(true), True
         if not math.isfinite(missed):
             error, jumps = math.inf, False
-    unresolved = _between(problem, cores, rng, check) * volume
+    unresolved, between = _between(problem, cores, rng, check)
+    seen = np.concatenate([true, *between])
+    same = not bool(np.any(seen != seen[:1]))
     found = Try(
         value=value,
         size=size,
         by_dimension=nodes.rule_errors(cores),
-        unresolved=unresolved,
+        unresolved=unresolved * volume,
+        unseen=_MISSED / len(seen) * size if same else 0.0,
         cross_error=error + (missed if jumps else 0.0),
         jumps=jumps,
         info=info,
@@ -248,24 +253,30 @@ def _tried(
 def _between_levels(values: np.ndarray) -> float:
     """Bounds the error of an integral's Monte Carlo check if the function has few values, else inf.
 
-    Then n random points miss a part of 3/n of the domain, wrong by the distance of the values.
+    What random points miss of the domain is then wrong by the distance of the values.
     """
     levels, counts = np.unique(values, axis=0, return_counts=True)
     if not 1 < len(levels) <= _LEVELS or counts.min() < _MET:
         return math.inf
-    return 3 / len(values) * float(np.max(np.abs(levels - levels[:1])))
+    return _MISSED / len(values) * float(np.max(np.abs(levels - levels[:1])))
 
 
-def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
-    """Estimates an integral's error from random points between the quadrature nodes."""
+def _between(
+    problem: _Problem, cores: Any, rng: np.random.Generator, count: int
+) -> tuple[float, list[np.ndarray]]:
+    """Estimates an integral's error from random points between the quadrature nodes.
+
+    Returns:
+      The error, and an array of the integrand at these points, or none on a quantics grid.
+    """
     if problem.nodes.interpolated is None:
-        return 0.0
+        return 0.0, []
     shares = rng.random((count, len(problem.ends)))
     low, high = np.array(problem.ends).T
     true = problem.values(low + (high - low) * shares)
     off = true - problem.nodes.interpolated(cores, shares)
     far = np.abs(off).max() > _UNRESOLVED * _rms(true.ravel())
-    return _mean_error(off) if far else 0.0
+    return (_mean_error(off) if far else 0.0), [true]
 
 
 def _mean_error(off: np.ndarray) -> float:

@@ -131,7 +131,8 @@ def fit(
       values: (N,), real or complex.
       domain: for each variable a basis, or a pair (low, high), for Chebyshev polynomials whose
         degree is chosen.
-      rank: largest TT-ranks; 12 if None.
+      rank: largest TT-ranks of the fit to the values without their mean; 12 if None. The mean,
+        which is added at the end, may raise those of the result by one.
       tol: held-out error at which to stop, relative to the deviation of the values.
       ridge: weight of the squared norm of f and its first mixed derivatives beside the mean square
         of the residual, values over their deviation; chosen if None.
