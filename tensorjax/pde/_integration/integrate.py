@@ -101,9 +101,9 @@ def integrate(
         too.
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
         a quarter of it. Tails of that norm may be cut in every step. What truncation takes from
-        the mass, the means and the variances of a density is restored, in at most ten dimensions,
-        and in at most four what it takes from covariances; they are as accurate as points and
-        steps leave them, and weigh errors in the tails of v: take a smaller tol for them.
+        the mass, the means and the covariances of a density is restored, in at most ten dimensions;
+        they are as accurate as points and steps leave them, and weigh errors in the tails of v:
+        take a smaller tol for them.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
@@ -161,7 +161,7 @@ def integrate(
         in which a mean or covariance is off by more, in units of the standard deviations, which the
         equations of the moments tell: exactly under affine drift where a controller chooses the
         steps; of other drifts what the grid adds, by an estimate, from three times the accuracy on.
-        So of constant noise, in at most ten dimensions (covariances in four), without walls or
+        So of constant noise, in at most ten dimensions, without walls or
         half-lines, and not below 1e-7. Under other than
         affine drift 100 times the noise at the ends of Fourier axes, about what covariances then
         lack, tells it too, if it is above ``tol``, and a variance or covariance that truncation has

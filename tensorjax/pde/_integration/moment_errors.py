@@ -32,7 +32,7 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import Moments, functionals
+from tensorjax.pde._stepping.low_moments import MOST, Moments, functionals
 from tensorjax.pde._stepping.right_side import Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
@@ -50,9 +50,6 @@ _ROOM = 3
 _ON_A_FACE = 16
 # Shares of a step at which what comes in within it is damped.
 _WITHIN = (0.05, 0.2, 0.4, 0.6, 0.8)
-# Truncation restores covariances in so many dimensions, and variances in so many; see
-# `tensorjax.pde._stepping.low_moments`. What it does not restore is not judged either.
-_ALL, _ALONG = 4, 10
 
 
 class _Seen(NamedTuple):
@@ -205,8 +202,6 @@ class MomentEquations:
         width = np.sqrt(np.diag(found[:, 1:]))
         total = self._left(errors, found, map, t)
         mean, spread = share * total[:, 0] / width, share * total[:, 1:] / np.outer(width, width)
-        if len(width) > _ALL:
-            spread = np.diag(np.diag(spread))
         sizes = np.abs(np.column_stack([mean, spread]))
         if not sizes.max() > max(allowed if self.exact else _ROOM * allowed, _LEAST):
             return ""
@@ -397,7 +392,8 @@ def _judged(problem: Any) -> list[int]:
     axes = problem.box.axes
     bounded = any(a.kind in ("log", "laguerre") or a.walls is not None for a in axes)
     out = [k for k, a in enumerate(axes) if a.kind != "periodic"]
-    return [] if bounded or len(out) > _ALONG else out
+    # What truncation does not restore is not judged either.
+    return [] if bounded or len(out) > MOST else out
 
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
