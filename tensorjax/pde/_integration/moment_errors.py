@@ -29,6 +29,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
+from tensorjax.pde._integration.error_estimates import advised
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -207,14 +208,15 @@ class MomentEquations:
             return ""
         name = self._name(*np.unravel_index(int(np.argmax(sizes)), sizes.shape))
         asked = f"by the equations of the moments, for accuracy = {allowed:.1g}"
+        more = advised(cores, self.problem.box, not self.exact, sizes.max(), allowed)
         if self.exact:
             return (
                 f"at t = {t:g} the {name} is off by about {sizes.max():.1g} of its scale, {asked}: "
-                "take more points, or a smaller tol, or a larger accuracy"
+                f"take {more}, or a smaller tol, or a larger accuracy"
             )
         return (
             f"at t = {t:g} the points have changed the {name} by about {sizes.max():.1g} of its "
-            f"scale, {asked}: take more points, or a larger tol or accuracy"
+            f"scale, {asked}: take {more}, or a larger tol or accuracy"
         )
 
     def _name(self, row: Any, column: Any) -> str:
