@@ -22,7 +22,7 @@ from tensorjax.pde._integration.failure_diagnosis import (
     too_fast,
     unbounded,
 )
-from tensorjax.pde._integration.initial_checks import check_inside, is_density, start_errors
+from tensorjax.pde._integration.initial_checks import check_inside, is_density
 from tensorjax.pde._integration.memory import Memory
 from tensorjax.pde._integration.moment_errors import MomentEquations
 from tensorjax.pde._integration.progress_and_statistics import Compilations, row_of, stats_of
@@ -122,8 +122,6 @@ class Run:
         """
         at, known = (self.memory.v, self.map, self.t), self.memory.moment_errors
         self.memory.moment_errors = self.equations.begin(*at, known, fresh)
-        if fresh:
-            self.memory.start_errors = start_errors(self.options.problem, self.map)
         return self
 
     def moment_errors(self) -> Any:
