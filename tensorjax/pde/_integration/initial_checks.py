@@ -79,8 +79,8 @@ def start_errors(problem: Any, map: AffineMap) -> np.ndarray | None:
       Of every axis the largest error of mass, means and covariances, in units of the mass and the
       standard deviations, beside twice as many points there, (d,); None if it is not known.
     """
-    axes = problem.box.axes
-    known = is_density(problem) and isinstance(problem.start, Gaussian | Mixture)
+    axes, start = problem.box.axes, problem.start
+    known = is_density(problem) and isinstance(start, Gaussian | Mixture) and start.mass > 0
     if not known or all(a.kind != "chebyshev" for a in axes):
         return None
 
