@@ -10,16 +10,18 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import sparse as jsparse
 
-from tensorjax import _check, _placement, tt
+from tensorjax import _blas_threads, _check, _placement, tt
+from tensorjax._cores.contractions import einsum
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import fast_by_blas
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
-from tensorjax.sketch import _apply_on_host, _sparse_input
+from tensorjax._transfer import aligned, on_device
+from tensorjax.sketch import _mode_groups, _sparse_input
 from tensorjax.sketch._dense_input import project
-from tensorjax.sketch._map_cores import as_dtype
+from tensorjax.sketch._map_cores import as_dtype, merge
 from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator, promoted
 from tensorjax.sketch._train_input import project_train
 
@@ -84,7 +86,7 @@ def apply(p: Projection, x: Any) -> Any:
     """
     lead = _known_lead(p, x)
     if lead is not None:
-        return _finite(x, *_apply_on_host.project(p, x, lead))
+        return _finite(x, *_project_by_numpy(p, x, lead))
     if not isinstance(p, Projection):
         raise TypeError(
             f"p: expected a random map, as from sketch.ttrp(key, N, M), got {type(p).__name__}"
@@ -122,7 +124,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     chosen = _kernel(p, x)
     if chosen is NUMPY:
         _remember(p, x, lead)
-        y, finite = _apply_on_host.project(p, x, lead)
+        y, finite = _project_by_numpy(p, x, lead)
     elif chosen is ROUNDED:
         y, finite = _project_host(p, np.asarray(x), lead)
     else:
@@ -145,7 +147,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 
 def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
-    """Keeps with a map that NumPy serves JAX arrays of a shape: to ask takes as long as few rows.
+    """Records in a random map that `apply` uses NumPy for JAX arrays of a shape and dtype.
 
     Kept where that does not depend on how many calls have come before.
     """
@@ -156,7 +158,7 @@ def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
 
 
 def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
-    """Returns the batch axes of rows to which NumPy is known to apply a map; None of others."""
+    """Returns the batch axes of an input for which `apply` has recorded NumPy; None for others."""
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
         return None
     kept = getattr(p, "_leads", None)
@@ -287,3 +289,58 @@ def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
     wide = accumulator(dtype)
     y = _sparse_input.project(as_dtype(p, wide), values.astype(wide), rows, digits, math.prod(lead))
     return y.astype(dtype).reshape(*lead, p.out_size)
+
+
+# Below this many elements, BLAS threads cost more than they gain.
+_THREADS = 2**18
+
+
+def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
+    """Applies a map to rows x on the host by NumPy, to (…, M), and tells if all is finite."""
+    rows = np.asarray(x).reshape(math.prod(lead), -1)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
+        if isinstance(p, Dense):
+            matrix = np.asarray(p.matrix)
+            # Of few rows a BLAS takes less time with the map as the first factor.
+            few = len(rows) < len(matrix) and rows.dtype.itemsize == 4
+            y = aligned((len(rows), len(matrix)), rows.dtype)
+            if few:
+                y[...] = (matrix @ rows.T).T
+            else:
+                np.matmul(rows, matrix.T, out=y)
+            y *= 1 / math.sqrt(p.out_size)
+        else:
+            y = _kronecker(p, rows)
+        flat = y.reshape(-1)
+        # A finite sum of squares means finite entries, in a fifth of the time.
+        finite = math.isfinite(np.vdot(flat, flat).real) or bool(np.isfinite(y).all())
+    return on_device([y.reshape(*lead, p.out_size)])[0], finite
+
+
+def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
+    """Applies a Kronecker map to rows by NumPy on the host, group by group of its modes."""
+    batch, size = x.shape
+    n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    plan = _mode_groups.choose(batch, size, n, m, ranks)
+    if plan.pads_input:
+        x = np.pad(x, ((0, 0), (0, math.prod(n) - size)))
+    cores = [np.asarray(c) for c in p.cores]
+    y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
+    for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
+        core = merge(cores[s:e], einsum)[:, :, : y.shape[1]]
+        y = _group(y, core)
+    y = y.reshape(batch, -1)[:, : p.out_size]
+    return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
+
+
+def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
+    """Applies one merged core of a Kronecker map on the host to an array (batch, n, bond, done)."""
+    batch, size, bond, done = y.shape
+    left, m, n, _ = core.shape
+    rest = size // n
+    matrix = core.transpose(2, 3, 0, 1).reshape(n * bond, left * m)
+    if done == 1:
+        return einsum("bra,alm->brlm", y.reshape(batch, rest, -1), matrix.reshape(-1, left, m))
+    rows = y.reshape(batch * rest, n * bond, done)
+    images = matrix.T @ rows
+    return images.reshape(batch, rest, left, m * done)
