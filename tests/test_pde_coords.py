@@ -12,7 +12,6 @@ from tensorjax import pde, tt
 from tensorjax.pde._generators import (
     canonical_form,
     generator_inputs,
-    normal_equations,
     tangent_normal_factors,
 )
 from tensorjax.pde._generators import normal_component as normal
@@ -154,7 +153,7 @@ def test_the_form_is_that_of_dense_tensors(d: int, kind: str):
     assert close(form.gram, b @ b.T)
     assert close(form.load, b @ q)
     assert np.isclose(form.cost(0 * sigma), np.linalg.norm(q), rtol=1e-10)
-    flat = normal_equations.off_diagonal(sigma)
+    flat = normal.off_diagonal(sigma)
     assert np.isclose(form.cost(sigma), np.linalg.norm(q - flat @ b), rtol=1e-10)
 
     # The paper's motion is the least-squares solution.
@@ -162,7 +161,7 @@ def test_the_form_is_that_of_dense_tensors(d: int, kind: str):
     best = np.linalg.lstsq(b.T, q, rcond=1e-12)[0]
     least = np.linalg.norm(q - best @ b) / np.linalg.norm(cores_norm(cores))
     assert np.isclose(motion.cost, least, rtol=1e-9)
-    assert close(normal_equations.off_diagonal(motion.sigma), best, 1e-8)
+    assert close(normal.off_diagonal(motion.sigma), best, 1e-8)
 
 
 def cores_norm(cores: Any) -> np.ndarray:
@@ -197,7 +196,7 @@ def test_truncations_are_points_and_tell_the_normal_space_there(d: int):
         pieces = [bond_projection(point, p) for p in range(1, d)]
         moved = [(i, j, projected_after(point, j, z)) for i, j, z in case.crossing(x)]
         b = [[n(z) if i < p <= j else 0 * x for i, j, z in moved] for p, n in enumerate(pieces, 1)]
-        known = normal_equations.off_diagonal(case.matrix)
+        known = normal.off_diagonal(case.matrix)
         s = case.diffusion + case.diffusion.T
         known = [*known, *s[np.triu_indices(d, 1)]]
         gram, load = 0.0, 0.0
@@ -252,7 +251,7 @@ def test_the_flow_goes_down_the_nuclear_norms(d: int):
 
     step = 1e-6
     slopes = [(norms(x + step * b) - norms(x - step * b)) / (2 * step) for b in case.moved(x)]
-    assert close(normal_equations.off_diagonal(motion.sigma), 2 * np.array(slopes) / size, 1e-6)
+    assert close(normal.off_diagonal(motion.sigma), 2 * np.array(slopes) / size, 1e-6)
 
 
 def test_what_is_far_below_the_root_of_eps_is_still_seen():
@@ -630,16 +629,14 @@ def test_blocks_have_the_spectrum_of_the_whole(rng: Any):
         order = rng.permutation(len(whole))
         whole = whole[np.ix_(order, order)]
         load = whole @ rng.normal(size=len(whole))
-        by_blocks = normal_equations.spectrum(scipy.sparse.csr_array(whole))
+        by_blocks = normal.spectrum(scipy.sparse.csr_array(whole))
         assert max(b.index.shape[1] for b in by_blocks.blocks) == max(sizes)
-        one = normal_equations.spectrum(whole)
+        one = normal.spectrum(whole)
         assert np.isclose(by_blocks.largest, one.largest)
         for floor in (0.0, 1e-3):
-            assert close(
-                *(normal_equations.filtered(s, load, floor) for s in (by_blocks, one)), 1e-7
-            )
-        small, kept = normal_equations.visible(scipy.sparse.csr_array(whole), load, 1e-2)
-        expected, other = normal_equations.visible(whole, load, 1e-2)
+            assert close(*(normal.filtered(s, load, floor) for s in (by_blocks, one)), 1e-7)
+        small, kept = normal.visible(scipy.sparse.csr_array(whole), load, 1e-2)
+        expected, other = normal.visible(whole, load, 1e-2)
         assert close(small.toarray(), expected, 1e-9)
         assert close(kept, other, 1e-9)
 
@@ -655,7 +652,7 @@ def test_pairs_of_axes_decouple_at_rank_one(rng: Any):
     v, right = problem.initial(at, 1e-4), problem.right_side(at, 0.0)
     setting = Setting(v, right, box, 1e-4)
     form = setting.form(setting.point, 1e-4, measure=True)
-    assert max(b.index.shape[1] for b in normal_equations.spectrum(form.gram).blocks) <= 2
+    assert max(b.index.shape[1] for b in normal.spectrum(form.gram).blocks) <= 2
     motion = pde.MultiLevel()(v, right, at, box, 1e-4, 0.0)
     assert motion.cost < 1e-4 * motion.cost_without  # 24 points an axis
 

@@ -84,7 +84,7 @@ def check_ids(
 
 
 def check_length(tokens: jax.Array, longest: int) -> int:
-    """Checks the length of token id sequences against the configured one; returns it."""
+    """Checks the length of a model's token ids against its configuration's; returns it."""
     if not 1 <= tokens.shape[1] <= longest:
         raise ValueError(
             f"tokens: expected at least one and at most length = {longest} of them in a row, got "

@@ -221,10 +221,7 @@ class Trunk(nnx.Module):
         self.blocks = nnx.List([_Block(config, linear, **options) for _ in range(config.layers)])
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        segments: jax.Array | None = None,
-        mask: jax.Array | None = None,
+        self, tokens: jax.Array, segments: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
         """Encodes tokens (batch, length) as vectors (batch, length, features).
 
@@ -312,10 +309,7 @@ class Encoder(nnx.Module):
         self.head = nnx.Linear(config.features, config.classes, **options)
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        segments: jax.Array | None = None,
-        mask: jax.Array | None = None,
+        self, tokens: jax.Array, segments: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
         """Computes the encoder's class logits (batch, classes) from the pooled first token.
 

@@ -46,7 +46,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._convolution_base import ConvPlan, TensorConv
     from tensorjax.nn._convolution_conversion import from_conv, to_conv
     from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
-    from tensorjax.nn._embeddings.conversion import from_embedding, to_embedding
+    from tensorjax.nn._dense_weights import Certificate
     from tensorjax.nn._embeddings.embedding import (
         CPEmbedding,
         PaddedEmbed,
@@ -54,8 +54,8 @@ with _extras.needed_by(__name__):
         TuckerEmbedding,
     )
     from tensorjax.nn._embeddings.embedding_base import Embedding
+    from tensorjax.nn._embeddings.embedding_conversion import from_embedding, to_embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
-    from tensorjax.nn._layer_base import Certificate
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
     from tensorjax.nn._linear_layers import (

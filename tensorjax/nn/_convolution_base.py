@@ -19,6 +19,7 @@ from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._layer_base import TensorLayer
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
+from tensorjax.nn._weight_networks import contracted
 
 Padding = str | int | Sequence[int | tuple[int, int]]
 
@@ -289,11 +290,7 @@ class TensorConv(TensorLayer):
     def _dense(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """Contracts arrays of any tensorised convolution to a dense kernel (k_1, …, k_s, C, O)."""
         network = self.network()
-        operands: list[Any] = []
-        for a, term in zip(arrays, network.terms, strict=True):
-            operands += [a, list(term)]
-        out = list(range(len(network.modes)))
-        whole = contract.einsum(*operands, out, precision="highest")
+        whole = contracted(arrays, network.terms, range(len(network.modes)))
         shape = (self.in_features, *self.kernel_size, self.out_features)
         return jnp.moveaxis(whole.reshape(shape), 0, -2)
 

@@ -4,7 +4,6 @@ import string
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -13,17 +12,18 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
     check_plain,
     compressed,
-    concrete,
+    dense_parameter,
     parameters,
-    truncated_modes,
+    set_rest,
+    set_tucker,
 )
-from tensorjax.nn._layer_base import Certificate
-from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
+from tensorjax.nn._parameters import MAX_BYTES
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]
 _CLASSES: dict[str, type[TensorConv]] = {
@@ -96,18 +96,12 @@ def from_conv(
         cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)
     elif isinstance(new, TuckerConv):
-        core, factors = truncated_modes(x, tol, rank)
-        new.core = nnx.Param(jnp.asarray(core, dtype))
-        new.factors = parameters(factors, dtype)
-        weights = [np.ones(u.shape[1]) for u in factors]
+        weights = set_tucker(new, x, tol, rank)
     else:
         terms = _terms(rank, x.shape)
         new.factors = parameters(_alternating(x, terms), dtype)
         weights = [np.ones(terms)]
-    new.gates = parameters(weights, gate_dtype(dtype))
-    if layer.bias is not None:
-        new.bias = cast(nnx.Param, layer.bias.copy())
-    settle(new, layer.kernel)
+    set_rest(new, layer, weights)
     made = np.moveaxis(np.asarray(new.weight(max_bytes=max_bytes)), -2, 0).reshape(x.shape)
     return new, certify(new, made, layer, x, tol, new.modes)
 
@@ -174,18 +168,8 @@ def _checked_kernel(layer: Any, tol: Any, rank: Any, format: Any, max_bytes: int
             'tol: expected None and a rank with format="cp": no truncation of a sum of products '
             "guarantees an error; the certificate says which one was reached"
         )
-    kernel = concrete(layer.kernel)
-    if kernel.shape != tuple(layer.kernel_shape):
-        raise ValueError(
-            f"layer.kernel: expected shape {tuple(layer.kernel_shape)}, got {kernel.shape}; "
-            "convert stacked layers one by one, then stack them"
-        )
-    _check.tol_or_rank(tol, rank)
-    check_bytes(kernel.size, np.float64, max_bytes)
-    _check.finite("layer.kernel", kernel)
-    host = np.asarray(kernel)
-    wide = host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
-    return np.moveaxis(wide, -2, 0)
+    shape = tuple(layer.kernel_shape)
+    return np.moveaxis(dense_parameter(layer, "kernel", shape, tol, rank, max_bytes), -2, 0)
 
 
 def _terms(rank: Any, modes: Sequence[int]) -> int:

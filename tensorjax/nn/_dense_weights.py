@@ -1,6 +1,8 @@
 """Dense weights of Flax layers: checks, folding into modes, TT-SVD and ST-HOSVD, certificates."""
 
+import dataclasses
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -12,11 +14,58 @@ from flax.nnx.nn import dtypes
 
 from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
-from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
-from tensorjax.nn._parameters import check_bytes
+from tensorjax.nn._parameters import check_bytes, gate_dtype, parameter_count, settle
 
 Gates = Literal["singular values", "ones"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Measured error and compression of converting a dense layer to a tensorised one.
+
+    Attributes:
+      error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
+      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
+        the dtype of the parameters, do not allow it.
+      least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
+      ranks: of the layer; like all of these when it was made, whatever became of it in training.
+      numbers_before: in the dense layer, bias included.
+      numbers: parameters of the new layer, gates and bias included.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> dense = nnx.Linear(64, 64, use_bias=False, rngs=nnx.Rngs(0))
+      >>> layer, certificate = nn.from_linear(dense, rank=8)
+      >>> certificate.compression > 1, certificate.least <= certificate.error
+      (True, True)
+    """
+
+    error: float
+    bound: float | None
+    least: float
+    ranks: tuple[int, ...]
+    numbers_before: int
+    numbers: int
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the dense layer divided by those of the tensorised layer."""
+        return self.numbers_before / self.numbers
+
+    def __str__(self) -> str:
+        promised = "none promised" if self.bound is None else f"promised {self.bound:.2g}"
+        return (
+            f"relative error {self.error:.2g} ({promised}; at these ranks not below "
+            f"{self.least:.2g}), ranks {self.ranks}, {self.numbers_before:,} → {self.numbers:,} "
+            f"numbers: {self.compression:.3g} times fewer"
+        )
+
+
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so
+# that no two converted layers could be stacked or share a compiled program.
+certificates: weakref.WeakKeyDictionary[nnx.Module, Certificate] = weakref.WeakKeyDictionary()
 
 
 def check_plain(layer: Any) -> None:
@@ -153,16 +202,29 @@ def dense_matrix(
             f"subclass may do more than its {name} says"
         )
     check_plain(layer)
-    matrix, shape = concrete(getattr(layer, name)), tuple(getattr(layer, side) for side in sides)
-    if matrix.shape != shape:
+    shape = tuple(getattr(layer, side) for side in sides)
+    return dense_parameter(layer, name, shape, tol, rank, max_bytes)
+
+
+def dense_parameter(
+    layer: Any, name: str, shape: tuple[int, ...], tol: Any, rank: Any, max_bytes: int
+) -> np.ndarray:
+    """Returns a dense layer's kernel or table in double precision; checks shape, size, entries."""
+    found = concrete(getattr(layer, name))
+    if found.shape != shape:
         raise ValueError(
-            f"layer.{name}: expected shape {shape}, got {matrix.shape}; convert stacked layers one "
+            f"layer.{name}: expected shape {shape}, got {found.shape}; convert stacked layers one "
             "by one, then stack them"
         )
     _check.tol_or_rank(tol, rank)
-    check_bytes(matrix.size, np.float64, max_bytes)
-    _check.finite(f"layer.{name}", matrix)
-    host = np.asarray(matrix)
+    check_bytes(found.size, np.float64, max_bytes)
+    _check.finite(f"layer.{name}", found)
+    return double(found)
+
+
+def double(x: Any) -> np.ndarray:
+    """Copies a dense weight or another array of a layer to the host in double precision."""
+    host = np.asarray(x)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
 
 
@@ -208,8 +270,30 @@ def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, l
     return found.core, [np.asarray(u) for u in found.factors]
 
 
+def set_tucker(new: Any, x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
+    """Sets core and factors of a Tucker layer from a dense weight; returns its gates, all ones."""
+    core, factors = truncated_modes(x, tol, rank)
+    new.core = nnx.Param(jnp.asarray(core, new.param_dtype))
+    new.factors = parameters(factors, new.param_dtype)
+    return [np.ones(u.shape[1]) for u in factors]
+
+
+def set_rest(new: Any, layer: Any, gates: Sequence[np.ndarray]) -> None:
+    """Sets gates, bias and placement of a layer whose weight was converted from a dense one."""
+    new.gates = parameters(gates, gate_dtype(new.param_dtype))
+    if getattr(layer, "bias", None) is not None:
+        new.bias = layer.bias.copy()
+    settle(new, layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel)
+
+
 def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
     return nnx.List([nnx.Param(jnp.asarray(a, dtype)) for a in arrays])
+
+
+def relative_error(made: Any, given: np.ndarray) -> float:
+    """Computes the relative error of a weight as stored, made from one in double precision."""
+    size = float(np.linalg.norm(given))
+    return float(np.linalg.norm(double(made) - given)) / size if size else 0.0
 
 
 def certify(
@@ -224,9 +308,7 @@ def certify(
       tol: what was asked for.
       modes: into which that was folded.
     """
-    size = float(np.linalg.norm(given))
-    error = float(np.linalg.norm(np.asarray(made).astype(given.dtype) - given))
-    error = error / size if size else 0.0
+    error = relative_error(made, given)
     tucker_format, terms = hasattr(new, "core"), not hasattr(new, "cores")
     cuts = len(modes) if tucker_format else max(len(modes) - 1, 1)
     # Rounding is no error of truncation, and what stands in the padding is free.
@@ -238,9 +320,7 @@ def certify(
         if math.prod(modes) > given.size or (terms and not tucker_format)
         else max(certain, 0.0) / math.sqrt(cuts),
         ranks=new.ranks,
-        numbers_before=sum(
-            math.prod(p.shape) for p in jax.tree.leaves(nnx.state(layer, nnx.Param))
-        ),
+        numbers_before=parameter_count(layer),
         numbers=new.numbers,
     )
     return certificates[new]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._transfer import on_device
 
@@ -20,9 +20,7 @@ _Shape = tuple[int, ...]
 
 def check_init(init: Any) -> Init:
     """Checks the option ``init``, the initialisation of a weight, "normal" or "orthogonal"."""
-    if init not in get_args(Init):
-        raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
-    return init
+    return _check.choice("init", init, get_args(Init))
 
 
 def train(
@@ -152,11 +150,7 @@ def _drawn(
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _shaped(
-    draw: Any,
-    scale: Any,
-    shapes: tuple[_Shape, ...],
-    folds: tuple[_Fold, ...] | None,
-    dtype: Any,
+    draw: Any, scale: Any, shapes: tuple[_Shape, ...], folds: tuple[_Fold, ...] | None, dtype: Any
 ) -> list[jax.Array]:
     """Draws initial arrays of a weight: normal or orthogonal, scaled to a given variance."""
     parts = _parts(draw, shapes)

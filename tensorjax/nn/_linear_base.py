@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, _symbolic, contract
+from tensorjax import _check, _symbolic
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
@@ -18,6 +18,7 @@ from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._layer_base import TensorLayer
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
+from tensorjax.nn._weight_networks import contracted
 
 
 class TensorLinear(TensorLayer):
@@ -144,12 +145,7 @@ class TensorLinear(TensorLayer):
         if dtype is None:
             dtype = self.dtype or jax.tree.leaves(nnx.state(self, nnx.Param))[0].dtype
         return plan_layer(
-            network,
-            rows,
-            np.dtype(dtype),
-            self.use_bias,
-            self.precision,
-            self.memory_limit,
+            network, rows, np.dtype(dtype), self.use_bias, self.precision, self.memory_limit
         )
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
@@ -218,10 +214,7 @@ class TensorLinear(TensorLayer):
         sides = (math.prod(self.in_shape), math.prod(self.out_shape))
         if any(0 in a.shape for a in arrays):
             return jnp.zeros((self.in_features, self.out_features), arrays[0].dtype)
-        operands: list[Any] = []
-        for a, term in zip(arrays, network.terms, strict=True):
-            operands += [a, list(term)]
-        w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
+        w = contracted(arrays, network.terms, range(len(network.modes)))
         return w.reshape(sides)[: self.in_features, : self.out_features]
 
 

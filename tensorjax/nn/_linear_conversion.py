@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from tensorjax import _check
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
@@ -17,12 +16,12 @@ from tensorjax.nn._dense_weights import (
     folded,
     paired,
     parameters,
-    truncated_modes,
+    set_rest,
+    set_tucker,
 )
-from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
-from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, mark_linear, settle
+from tensorjax.nn._parameters import MAX_BYTES, mark_linear
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 
@@ -147,14 +146,8 @@ def from_linear(
         cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)
     else:
-        core, factors = truncated_modes(x, tol, rank)
-        new.core = nnx.Param(jnp.asarray(core, dtype))
-        new.factors = parameters(factors, dtype)
-        weights = [np.ones(u.shape[1]) for u in factors]
-    new.gates = parameters(weights, gate_dtype(dtype))
-    if layer.bias is not None:
-        new.bias = cast(nnx.Param, layer.bias.copy())
-    settle(new, layer.kernel)
+        weights = set_tucker(new, x, tol, rank)
+    set_rest(new, layer, weights)
     made = new.weight(max_bytes=max_bytes)
     return new, certify(new, made, layer, kernel, tol, sizes)
 

@@ -1,5 +1,6 @@
 """Parameters of tensorised layers: dtypes, gates, random streams, placement, size limit."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,11 @@ def mark_linear(cores: nnx.List) -> nnx.List:
 def values(parameters: Any) -> list[jax.Array]:
     """Returns the arrays that a layer's parameters hold, as a list."""
     return [parameter[...] for parameter in parameters]
+
+
+def parameter_count(model: Any) -> int:
+    """Counts the parameters of a layer or a model, biases and gates included."""
+    return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def settle(layer: nnx.Module, given: nnx.Param) -> None:

@@ -11,16 +11,16 @@ from tensorjax._typing import DTypeLike, PrecisionLike
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_conversion import ConvFormat, from_conv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
-from tensorjax.nn._embeddings.conversion import from_embedding
+from tensorjax.nn._dense_weights import Certificate
 from tensorjax.nn._embeddings.embedding import (
     CPEmbedding,
     PaddedEmbed,
     TTEmbedding,
     TuckerEmbedding,
 )
+from tensorjax.nn._embeddings.embedding_conversion import from_embedding
 from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._initializers import Init
-from tensorjax.nn._layer_base import Certificate
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear

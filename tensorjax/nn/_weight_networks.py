@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tensorjax import contract
 from tensorjax._placement import placed_by, spec_like
 
 Tree = Any  # of positions of operands: an int, or a pair of trees
@@ -119,6 +120,12 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
         halves=(tuple(range(split)), tuple(range(split, order))),
         gated=min(modes) * rank,
     )
+
+
+def contracted(arrays: Sequence[Any], terms: Any, out: Sequence[int]) -> jax.Array:
+    """Contracts the arrays of a weight's tensor network to a dense array of the axes ``out``."""
+    interleaved = [x for pair in zip(arrays, map(list, terms), strict=True) for x in pair]
+    return contract.einsum(*interleaved, [*out], precision="highest")
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -88,8 +88,9 @@ def check_replaceable(place: Path) -> None:
         return
     if not place.is_dir():
         raise FileExistsError(f"path: expected a folder to make, got the file {place}")
-    strange = sorted(x.name for x in place.iterdir() if not _is_part(x.name))
-    if strange or (any(place.iterdir()) and not (place / _METADATA).exists()):
+    names = sorted(x.name for x in place.iterdir())
+    strange = [x for x in names if x not in _OF_ORBAX and not x.startswith("ocdbt.process_")]
+    if strange or (names and not (place / _METADATA).exists()):
         what = strange[0] if strange else "no checkpoint"
         raise FileExistsError(
             f"path: expected a new or an empty folder, or a checkpoint of optim.save to replace, "
@@ -157,10 +158,6 @@ def _checksums(place: Path) -> dict[str, list[int]]:
                     crc, size = zlib.crc32(chunk, crc), size + len(chunk)
             sums[path.relative_to(place).as_posix()] = [size, crc]
     return sums
-
-
-def _is_part(name: str) -> bool:
-    return name in _OF_ORBAX or name.startswith("ocdbt.process_")
 
 
 def _beside(place: Path, suffix: str) -> Path:
@@ -319,18 +316,14 @@ def _like(name: str, saved: Any, old: Any) -> jax.ShapeDtypeStruct:
     shape = tuple(saved.shape)
     dtype = old.dtype if hasattr(old, "dtype") else saved.dtype  # Python's numbers have none
     same = shape == np.shape(old)
-    if saved.dtype != dtype or (not same and not (_shrinks(name) and len(shape) == np.ndim(old))):
+    shrinks = bool({"cores", "core", "factors", "gates"} & set(name.split("/")))
+    if saved.dtype != dtype or not (same or (shrinks and len(shape) == np.ndim(old))):
         raise ValueError(
             f"trees: expected {name} as it was saved, {saved.dtype} {shape}, got {dtype} "
             f"{np.shape(old)}: make model and optimiser as for the training"
         )
     sharding = old.sharding if same and isinstance(old, jax.Array) else None
     return jax.ShapeDtypeStruct(shape, saved.dtype, sharding=sharding)
-
-
-def _shrinks(name: str) -> bool:
-    """Whether an array of a checkpoint is a core, factor or gate, whose ranks may change."""
-    return bool({"cores", "core", "factors", "gates"} & set(name.split("/")))
 
 
 def _is_numeric(x: Any) -> bool:

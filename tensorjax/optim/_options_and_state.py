@@ -282,7 +282,7 @@ class RankAdaptiveState(NamedTuple):
 def initial(
     options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
 ) -> RankAdaptiveState:
-    """Initialises `rank_adaptive`: builds its state for given parameters and checks options."""
+    """Checks the options of `rank_adaptive` for given parameters, and builds its initial state."""
     measure, rows, by = options.measure, options.rows, options.by
     check_lookahead(params)
     layout = trainable(params, options.keep_one)

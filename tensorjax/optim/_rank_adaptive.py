@@ -240,7 +240,7 @@ def rank_adaptive(
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """Checks the inner optimiser of `rank_adaptive`; raises TypeError if it is not one of Optax."""
+    """Checks the Optax optimiser that `rank_adaptive` wraps; TypeError if it is not one."""
     found = inner
     if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
         found = found.gradient_transformation()

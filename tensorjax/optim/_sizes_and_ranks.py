@@ -358,7 +358,7 @@ def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Counts a model's parameters if its tensorised layers were dense, and those outside them."""
+    """Returns sizes of a model: with dense layers in place of tensorised ones, and outside them."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

@@ -58,7 +58,7 @@ def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
 
 
 def raise_repeated(path: Path) -> NoReturn:
-    """Raises ValueError for a path that two leaves of a tree of layers have in common."""
+    """Raises ValueError for two leaves with one path, as paths detect tensorised layers."""
     raise ValueError(
         f"params: expected a path of its own for every array, got two at "
         f"{'/'.join(map(str, path))!r}; a number and texts like '7' and '07' are one key here: "

@@ -95,7 +95,7 @@ class Step:
         return on_loss, jnp.where(fits, 0.0, on_size)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Computes, for one update, the gradient of the weighted, smoothed size in the gates."""
+        """Computes the part of an update's gradient that comes from model size, in the gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * self.polynomial.slopes(norms)
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
@@ -333,7 +333,11 @@ class Step:
 
     def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
         """Marks arrays of one optimiser update, updates or gradients, with a nonzero entry."""
-        return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
+        flags = [
+            jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
+            for x in arrays
+        ]
+        return jnp.stack(flags) if flags else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
         """Returns the rank-adaptive optimiser's state after the update, with size and counters."""
@@ -364,11 +368,6 @@ def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
             "after a shrink both, and the state, have to be new"
         )
     return layout, leaves
-
-
-def _is_any(x: jax.Array) -> jax.Array:
-    """Whether an optimiser update or gradient has a nonzero entry; False for integers."""
-    return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
 def _threshold(options: Options, flat: jax.Array) -> jax.Array:
@@ -411,7 +410,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Records model size and training stage in an update's new state; sets late-stage targets."""
+    """Completes an optimiser update's new state: size, training stage, late-stage targets."""
     state = state._replace(size=size)
     if options.switch is None:
         return state

@@ -82,10 +82,6 @@ def _placed(place: Any, dtype: Any, kind: Any, w: jax.Array) -> jax.Array:
     return place(w.astype(dtype))
 
 
-def _placed_forward(place: Any, dtype: Any, kind: Any, w: jax.Array) -> tuple[jax.Array, None]:
-    return place(w.astype(dtype)), None  # linear: a loop over layers need not keep w
-
-
 def _placed_backward(
     place: Any, dtype: Any, kind: Any, kept: None, cotangent: jax.Array
 ) -> tuple[jax.Array]:
@@ -95,7 +91,8 @@ def _placed_backward(
     return (pull(cotangent.astype(wide))[0].astype(stored),)
 
 
-_placed.defvjp(_placed_forward, _placed_backward)
+# Linear: a loop over layers need not keep w.
+_placed.defvjp(lambda place, dtype, _, w: (place(w.astype(dtype)), None), _placed_backward)
 
 
 def total(x: jax.Array, axes: Axes) -> jax.Array:

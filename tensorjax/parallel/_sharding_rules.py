@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from tensorjax import _check
 from tensorjax._typing import PyTree
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
@@ -69,8 +70,7 @@ class Placing:
             raise ValueError(
                 f"rules: expected batch and mlp on different axes, got {self.batch}, {self.wide}"
             )
-        if self.rows not in ("gather", "scatter"):
-            raise ValueError(f"rows: expected 'gather' or 'scatter', got {self.rows!r}")
+        _check.choice("rows", self.rows, ("gather", "scatter"))
         if self.rows == "gather" and self.wide != self.features:
             raise ValueError("rows: expected 'scatter' where features are not split, got 'gather'")
 

@@ -24,11 +24,16 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators import normal_equations
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
 from tensorjax.pde._generators.coordinate_motion import Motion, rates_of_motion
 from tensorjax.pde._generators.generator_inputs import Gauge, Setting
-from tensorjax.pde._generators.normal_equations import among, filtered, spectrum, visible
+from tensorjax.pde._generators.normal_component import (
+    among,
+    filtered,
+    from_off_diagonal,
+    spectrum,
+    visible,
+)
 from tensorjax.pde._generators.nuclear_norms import nuclear_norms_gradient
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
@@ -57,7 +62,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the motion Σ y of the `Convex` generator, of least TT-normal component.
+    """Chooses the coordinates of the generator `Convex`: Σ of least TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """
@@ -65,7 +70,7 @@ def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.nd
     found = spectrum(gram)
     sigma = np.zeros(len(form.load))
     sigma[kept] = filtered(found, load, regularization * max(found.largest, 0.0))
-    return normal_equations.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
+    return from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
 
 
 def _at_rest(d: int) -> Motion:
@@ -319,7 +324,7 @@ class MultiLevel(_ByState):
         size = setting.mean_square() / (max(levels) ** 2 * scale)
         flat = np.zeros(len(finest.load))
         flat[kept] = filtered(spectrum(gram / scale), load / scale, self.regularization * size)
-        return normal_equations.from_off_diagonal(flat, setting.box.dim), levels
+        return from_off_diagonal(flat, setting.box.dim), levels
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,9 +32,7 @@ def fused(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array
     """Computes GPT-2's attention (batch, length, heads, width) by cuDNN, on this device's block.
 
     Args:
-      q: half precision.
-      k: as q.
-      v: as q.
+      q, k, v: half precision.
       **options: of `jax.nn.dot_product_attention`.
     """
 
@@ -106,9 +104,7 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     `jax.nn.dot_product_attention`.
 
     Args:
-      q: (batch, length, heads, width), floating.
-      k: as q.
-      v: as q.
+      q, k, v: (batch, length, heads, width), floating.
 
     Returns:
       As q.

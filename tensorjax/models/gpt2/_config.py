@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
+from tensorjax import _check
 from tensorjax.models._checks import check_heads_and_dropout, check_sizes
 
 Remat = Literal["none", "dots", "full"]
@@ -54,8 +55,7 @@ class GPT2Config:
         if self.unroll is not None:
             check_sizes(self, ("unroll",))
         check_heads_and_dropout(self)
-        if self.remat not in get_args(Remat):
-            raise ValueError(f"remat: expected one of {get_args(Remat)}, got {self.remat!r}")
+        _check.choice("remat", self.remat, get_args(Remat))
 
     @classmethod
     def small(cls, **changes: Any) -> "GPT2Config":

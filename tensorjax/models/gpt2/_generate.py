@@ -210,10 +210,7 @@ def _prefilled(
 
 
 def _next(
-    model: GPT2,
-    token: jax.Array,
-    position: jax.Array,
-    cache: tuple[jax.Array, jax.Array],
+    model: GPT2, token: jax.Array, position: jax.Array, cache: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Runs one generated token per row through GPT-2; returns next logits and updated cache."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from tensorjax import nn
+from tensorjax import _check, nn
 from tensorjax._typing import DTypeLike
 from tensorjax.models._checks import check_ids, check_spec
 from tensorjax.models._checks import check_length as _check_length
@@ -105,8 +105,7 @@ class GPT2(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         linear = check_spec("linear", linear)
-        if attention not in (None, "xla", "cudnn"):
-            raise ValueError(f'attention: expected "xla", "cudnn" or None, got {attention!r}')
+        _check.choice("attention", attention, (None, "xla", "cudnn"))
         self.config = config
         self.attention = attention
         self.dtype = jnp.dtype(param_dtype if dtype is None else dtype)
@@ -124,11 +123,7 @@ class GPT2(nnx.Module):
         self.norm = Norm(config.features, param_dtype)
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        layout: Layout | None = None,
-        key: jax.Array | None = None,
+        self, tokens: jax.Array, *, layout: Layout | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Computes the GPT-2 model's next-token logits (batch, length, vocab), float32 at least.
 
@@ -189,11 +184,7 @@ class GPT2(nnx.Module):
         return layout.cross_entropy(logits, targets, weights, self.config.vocabulary)
 
     def hidden(
-        self,
-        tokens: jax.Array,
-        *,
-        layout: Layout | None = None,
-        key: jax.Array | None = None,
+        self, tokens: jax.Array, *, layout: Layout | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Computes a GPT-2 model's hidden states (batch, length, features), after the last norm.
 

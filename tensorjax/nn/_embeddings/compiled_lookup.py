@@ -77,11 +77,11 @@ _rows.defvjp(_forward, _backward)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _either_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
     results = [jax.ShapeDtypeStruct((len(ids), request.features), operands[0].dtype)]
-    kernels = "nn.TTEmbedding", _rows_by_sweeps, _by_xla
+    kernels = "nn.TTEmbedding", functools.partial(_or_whole, _swept_rows), _by_xla
     return cpp_or_xla(*kernels, operands, gates, ids, static=(request,), results=results)[0]
 
 
-def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> Any:
+def _or_whole(sweeps: Any, request: Request, *arguments: Any) -> Any:
     """Looks ids up by compiled sweeps, or in the whole table of more ids than the plan says.
 
     How many are distinct is known at run time only: a tenth of the ids where they are words, and
@@ -90,7 +90,7 @@ def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> 
 
     Args:
       sweeps: function of a request and the arguments.
-      arguments: of both ways.
+      arguments: of both ways: operands, gates, ids, and the cotangent of a gradient.
     """
     above = request.dense_above
     if above is None:
@@ -111,17 +111,13 @@ def _or_whole(request: Request, ids: jax.Array, sweeps: Any, arguments: Any) -> 
         found = jax.vmap(swept, axes, axis_size=size)(*arguments)
         return found, jax.tree.map(lambda _: True, found)
 
-    return either(ids, arguments)
+    return either(arguments[2], arguments)
 
 
 def _by_table(request: Request, operands: Any, gates: Any, ids: jax.Array, *cotangent: Any) -> Any:
     """Looks up embedding rows, or their gradient, in the whole table in place of compiled code."""
     rows = functools.partial(make_rows, request, ids=ids)
     return jax.vjp(rows, operands, gates)[1](*cotangent) if cotangent else rows(operands, gates)
-
-
-def _rows_by_sweeps(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
-    return _or_whole(request, ids, _swept_rows, (operands, gates, ids))
 
 
 def _swept_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
@@ -143,15 +139,10 @@ def _either_gradient(
     leaves, tree = jax.tree.flatten((operands, gates))
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
     arguments = operands, gates, ids, cotangent
-    kernels = "nn.TTEmbedding", _gradient_by_sweeps, _gradient_by_xla
+    sweeps = functools.partial(_or_whole, _swept_gradient)
+    kernels = "nn.TTEmbedding", sweeps, _gradient_by_xla
     found = cpp_or_xla(*kernels, *arguments, static=(request,), results=results)
     return jax.tree.unflatten(tree, found)
-
-
-def _gradient_by_sweeps(
-    request: Request, operands: Any, gates: Any, ids: jax.Array, cotangent: jax.Array
-) -> Any:
-    return _or_whole(request, ids, _swept_gradient, (operands, gates, ids, cotangent))
 
 
 def _swept_gradient(

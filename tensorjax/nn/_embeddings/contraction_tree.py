@@ -67,7 +67,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """Yields the subtrees of an embedding lookup's contraction that are precomputed tables."""
+        """Yields a contraction tree's nodes that an embedding lookup precomputes as tables."""
         if self.table:
             yield self
         else:

@@ -116,11 +116,6 @@ class TTEmbedding(Embedding):
         self.cores = nnx.List(drawn)
         self.gates = ones(ranks, self.param_dtype)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the embedding's TT-matrix."""
-        return tuple(gate.shape[-1] for gate in self.gates)
-
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         cores = values(self.cores)
         return cores, networks.train([c.shape for c in cores])
@@ -172,11 +167,6 @@ class TuckerEmbedding(Embedding):
         self.core, self.factors = drawn[0], nnx.List(drawn[1:])
         self.gates = ones(ranks, self.param_dtype)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks of the embedding's Tucker table."""
-        return tuple(gate.shape[-1] for gate in self.gates)
-
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         arrays = [self.core[...], *values(self.factors)]
         return arrays, networks.tucker([x.shape for x in arrays])
@@ -225,11 +215,6 @@ class CPEmbedding(Embedding):
         drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
         self.factors = nnx.List(drawn)
         self.gates = ones([terms], self.param_dtype)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """CP-rank R of the embedding's table, the number of terms, as a tuple (R,)."""
-        return (self.gates[0].shape[-1],)
 
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         factors = values(self.factors)

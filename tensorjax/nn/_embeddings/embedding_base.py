@@ -19,7 +19,7 @@ from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
-from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
+from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, resolve
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
@@ -132,10 +132,16 @@ class Embedding(GatedLayer):
         if capacity is not None:
             capacity = _check.integer("capacity", capacity, low=1)
         self.padding_idx, self.capacity = padding_idx, capacity
-        self.out_of_range: OutOfRange = policy(out_of_range)
+        choices = get_args(OutOfRange)
+        self.out_of_range: OutOfRange = _check.choice("out_of_range", out_of_range, choices)
         if not 0 < variance < math.inf:
             raise ValueError(f"variance: expected a positive number, got {variance!r}")
         self._draw(check_init(init), rank, variance, rngs)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of any compressed embedding's table: TT-ranks, multilinear ranks, or (R,) of CP."""
+        return tuple(gate.shape[-1] for gate in self.gates)
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
@@ -304,8 +310,7 @@ class Embedding(GatedLayer):
             round, another mode.
           TypeError: ``ids`` or ``segments`` are not integers.
         """
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode: expected one of {get_args(Mode)}, got {mode!r}")
+        _check.choice("mode", mode, get_args(Mode))
         if segments is None and num_bags is not None:
             raise ValueError(
                 f"num_bags: expected None without segments, got {num_bags!r}; each last axis of "

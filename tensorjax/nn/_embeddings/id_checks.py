@@ -1,6 +1,6 @@
 """Validation of embedding ids: integer types, padding ids, and ids out of range."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,6 @@ from tensorjax import _check
 from tensorjax._placement import returned
 
 OutOfRange = Literal["error", "clip", "zero"]
-
-
-def policy(value: Any) -> OutOfRange:
-    """Raises ValueError unless ``out_of_range`` is "error", "clip" or "zero"; returns it."""
-    if value not in get_args(OutOfRange):
-        raise ValueError(f"out_of_range: expected one of {get_args(OutOfRange)}, got {value!r}")
-    return value
 
 
 def resolve(

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tensorjax import contract
 from tensorjax._placement import placed_by, spec_like
-from tensorjax.nn._weight_networks import absorbing
+from tensorjax.nn._weight_networks import absorbing, contracted
 
 # Row modes have the numbers below this one; ids have it. Sorted, the other axes come in the order
 # in which a train has them, so that the halves are (rows, columns, bond) and (rows, bond, columns).
@@ -130,11 +129,8 @@ def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) ->
 
 def dense(network: LookupNetwork, operands: Sequence[Any]) -> jax.Array:
     """Contracts the network of an embedding's table to the dense table (rows, columns)."""
-    interleaved: list[Any] = []
-    for array, term in zip(operands, network.terms, strict=True):
-        interleaved += [array, [*term]]
-    axes = [*range(network.order), *(column(k) for k in range(network.order))]
-    whole = contract.einsum(*interleaved, axes, precision="highest")
+    axes = [*range(network.order), *map(column, range(network.order))]
+    whole = contracted(operands, network.terms, axes)
     return whole.reshape(math.prod(network.rows), math.prod(network.columns))
 
 

@@ -10,11 +10,11 @@ from flax import nnx
 
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._dense_weights import Certificate, certificates, double, relative_error
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._layer_base import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
-from tensorjax.nn._parameters import check_bytes, values
+from tensorjax.nn._parameters import check_bytes, parameter_count, values
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
@@ -53,14 +53,8 @@ def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
     return weight
 
 
-def double(x: Any) -> np.ndarray:
-    """Copies a layer's array to the host in double precision, for exact weights and errors."""
-    host = np.asarray(x)
-    return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
-
-
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts a layer's tensor network in NumPy to its dense weight, with the axes ``out``."""
+    """Computes a layer's exact weight, of axes ``out``, from its tensor network in NumPy."""
     # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
     labels = sorted({label for term in terms for label in term})
     letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}
@@ -72,24 +66,13 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
     """Certifies an exported dense layer's exact weight: stores its rounding error.
 
-    Args:
-      new: the dense layer.
-      made: its weight, as stored.
-      exact: the weight in double precision.
-      given: the layer that it was made from.
+    ``made`` is its weight as stored, ``exact`` that in double precision, ``given`` the old layer.
     """
-    size = float(np.linalg.norm(exact))
-    error = float(np.linalg.norm(double(made) - exact))
-
-    def numbers(layer: Any) -> int:
-        leaves = jax.tree.leaves(nnx.state(layer, nnx.Param))
-        return sum(math.prod(leaf.shape) for leaf in leaves)
-
     certificates[new] = Certificate(
-        error=error / size if size else 0.0,
+        error=relative_error(made, exact),
         bound=None,
         least=0.0,
         ranks=(),
-        numbers_before=numbers(given),
-        numbers=numbers(new),
+        numbers_before=parameter_count(given),
+        numbers=parameter_count(new),
     )

@@ -11,8 +11,8 @@ from flax import nnx
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.spec_candidates import Candidate, hull, slope
 from tensorjax.nn._models.stacked_layers import copies, lead
-from tensorjax.nn._models.summary import numbers
 from tensorjax.nn._models.traversal import Found
+from tensorjax.nn._parameters import parameter_count
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def grown(layer: Any, spec: Spec) -> int:
     count = max(1, math.prod(lead(layer)))
     one = copies(layer)[0]
     new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
-    return count * (numbers(new) - numbers(one))
+    return count * (parameter_count(new) - parameter_count(one))
 
 
 def of_rank(layer: Any, spec: Any, rank: int) -> Spec:
@@ -82,7 +82,7 @@ class Totals:
             check_open(path, spec)
         fixed = [(x, spec) for x, _, spec in every if not is_open(spec)]
         self.own = own
-        self.rest = numbers(model) + sum(grown(x, spec) for x, spec in fixed)
+        self.rest = parameter_count(model) + sum(grown(x, spec) for x, spec in fixed)
         self.fixed = self.rest - sum(weight_size(x) for x, *_ in own)
         self._known: dict[Any, int] = {}  # layers alike count alike
 

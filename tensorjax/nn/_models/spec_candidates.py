@@ -15,11 +15,10 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._dense_weights import concrete
+from tensorjax.nn._dense_weights import concrete, double
 from tensorjax.nn._embeddings.embedding_base import fold
 from tensorjax.nn._linear_layers import flat
 from tensorjax.nn._mode_factors import factor, modes, paired_modes
-from tensorjax.nn._models.exact_weights import double
 from tensorjax.nn._models.stacked_layers import copies
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 

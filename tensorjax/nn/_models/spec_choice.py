@@ -26,14 +26,11 @@ from tensorjax.nn._models.size_allocation import (
     of_rank,
     weight_size,
 )
-from tensorjax.nn._models.spec_candidates import (
-    candidates,
-    error_bound,
-    is_random,
-)
+from tensorjax.nn._models.spec_candidates import candidates, error_bound, is_random
 from tensorjax.nn._models.stacked_layers import lead
-from tensorjax.nn._models.summary import numbers, table
+from tensorjax.nn._models.summary import table
 from tensorjax.nn._models.traversal import Found, check_module, ties
+from tensorjax.nn._parameters import parameter_count
 from tensorjax.nn._specs import Spec
 
 Init = Literal["svd", "random"]
@@ -172,7 +169,7 @@ def choose(
         raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
     if tol is not None:
         return _chosen(model, pairs, init, tol=float(_check.tolerance(tol, np.float64)))
-    now = numbers(model)
+    now = parameter_count(model)
     name, given = next(
         (name, x) for name, x in (("size", size), ("ratio", ratio), ("compress_to", compress_to))
         if x is not None
@@ -236,7 +233,7 @@ def _chosen(
     lists = {
         id(x): _listed(x, paths[0], spec, trained) for x, paths, spec in found if id(x) in leaders
     }
-    rest = numbers(model) - sum(options.weight for options in lists.values())
+    rest = parameter_count(model) - sum(options.weight for options in lists.values())
     for layer, _, spec in every:
         if getattr(spec, "rank", None) is not None:
             rest += grown(layer, spec)

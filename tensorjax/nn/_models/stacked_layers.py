@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._layer_base import Certificate, certificates
+from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
+from tensorjax.nn._parameters import parameter_count
 
 Shape = tuple[int, ...]
 
@@ -119,7 +120,7 @@ def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float])
         least=mean([c.least for c in measured]),
         ranks=getattr(new, "ranks", ()),
         numbers_before=sum(c.numbers_before for c in measured),
-        numbers=sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(new, nnx.Param))),
+        numbers=parameter_count(new),
     )
 
 

@@ -3,16 +3,16 @@
 import math
 from typing import Any
 
-import jax
 from flax import nnx
 
 from tensorjax.nn._convolution_base import TensorConv
+from tensorjax.nn._dense_weights import Certificate
+from tensorjax.nn._dense_weights import certificates as measured
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._layer_base import Certificate
-from tensorjax.nn._layer_base import certificates as measured
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
+from tensorjax.nn._parameters import parameter_count
 
 
 def summary(model: object) -> str:
@@ -45,7 +45,7 @@ def summary(model: object) -> str:
     for layer, paths in places(model).values():
         if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):
             sizes, bias = _sizes(layer)
-            dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), numbers(layer)
+            dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), parameter_count(layer)
             weights = _weights(layer)
             saved += 0 if weights & seen else dense - now  # tied weights are stored once
             seen |= weights
@@ -55,7 +55,7 @@ def summary(model: object) -> str:
             own = [v for v in vars(layer).values() if isinstance(v, nnx.Param)]
             now = sum(math.prod(v.shape) for v in own)
             rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
-    total = numbers(model)
+    total = parameter_count(model)
     rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
     return table(
         ("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows
@@ -106,11 +106,6 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
         cells[-3:] = [cell.strip().rjust(len(cell)) for cell in cells[-3:]]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def numbers(model: Any) -> int:
-    """Counts the parameters of a Flax NNX model, the total of its summary."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def certificates(model: object) -> dict[str, Certificate]:

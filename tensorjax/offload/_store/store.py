@@ -16,7 +16,7 @@ from tensorjax.offload._store import arguments_and_contents as _arguments
 from tensorjax.offload._store.arguments_and_contents import StoreContents
 from tensorjax.offload._store.backends import Backend, choose
 from tensorjax.offload._store.disk import checksums as _checksums
-from tensorjax.offload._store.disk import extents, index_commits
+from tensorjax.offload._store.disk import extents
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
@@ -125,9 +125,9 @@ class TensorStore(StoreContents):
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
             self._lock = _folder.lock(self._paths.lock, self._say)
-            found = index_commits.load(self._paths, model, self._say)
+            found = _index.load(self._paths, model, self._say)
         fresh = found is None
-        self._capacity = index_commits.checked_capacity(self._paths, found, capacity)
+        self._capacity = _index.checked_capacity(self._paths, found, capacity)
         index = found or _index.Index(self._paths.process, model, block or self._backend.block)
         self._index = index
         self._tensors = opened(index.places.values(), index.entries)
@@ -136,7 +136,7 @@ class TensorStore(StoreContents):
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
         elif index.places and not self._backend.volatile:
-            index_commits.keep_names(self._paths, index)
+            _index.keep_names(self._paths, index)
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
         if not fresh and (size := self._backend.size()) < index.end:
@@ -249,7 +249,7 @@ class TensorStore(StoreContents):
         return self.write_many({name: array}, deadline=deadline)
 
     def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
-        """Starts writing several tensors to a store together; neighbours share a transfer.
+        """Starts writing several tensors to a `TensorStore`, together; neighbours share a transfer.
 
         One future for all: much cheaper than one each when the tensors are small.
 
@@ -283,7 +283,7 @@ class TensorStore(StoreContents):
         return item_of(self.read_many([name], deadline=deadline), name)
 
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
-        """Starts reading several tensors from a store together; neighbours share a transfer.
+        """Starts reading several tensors of a `TensorStore`, together; neighbours share a transfer.
 
         Args:
             names: Of tensors that were written.
@@ -352,7 +352,7 @@ class TensorStore(StoreContents):
             self._check_open()
             index = self._index.after(entries(self._tensors), meta, joint=barrier is not None)
             # The index is written while the last transfers end: all checksums are known.
-            fresh = [] if self._backend.volatile else index_commits.prepare(self._paths, index)
+            fresh = [] if self._backend.volatile else _index.prepare(self._paths, index)
             self._transport.queue.drain_writes()
             if failed := failures(self._tensors[name] for name in index.entries):
                 for path in fresh:
@@ -363,7 +363,7 @@ class TensorStore(StoreContents):
                     failed,
                 ) from next(iter(failed.values()))
             try:
-                index_commits.commit(self._paths, fresh, self._backend.sync, barrier)
+                _index.commit(self._paths, fresh, self._backend.sync, barrier)
                 self._index = index
                 for tensor in self._tensors.values():
                     tensor.slots.committed = tensor.slots.newest
@@ -387,7 +387,7 @@ class TensorStore(StoreContents):
             return
         if index.places.keys() != self._index.places.keys():
             _index.replace(self._paths.names, _index.names_of(index.places.values()))
-        index_commits.adopt(self._paths, *index_commits.prepare(self._paths, index))
+        _index.adopt(self._paths, *_index.prepare(self._paths, index))
 
     # Statistics and closing.
 

@@ -64,8 +64,8 @@ def checked(
     trace: Any,
 ) -> Options:
     """Returns a trainer's options, checked; raises TypeError or ValueError if they are invalid."""
-    _one_of("schedule", schedule, Schedule)
-    _one_of("gradient_overflow", gradient_overflow, Overflow)
+    _check.choice("schedule", schedule, get_args(Schedule))
+    _check.choice("gradient_overflow", gradient_overflow, get_args(Overflow))
     microbatches = _check.integer("microbatches", microbatches, low=1)
     lookahead = _check.integer("lookahead", lookahead, low=1)
     if commit_every is not None:
@@ -102,11 +102,6 @@ def _check_together(options: Options, store: Any) -> None:
             )
     if store is None and (options.commit_every is not None or options.spills):
         raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
-
-
-def _one_of(name: str, value: Any, kinds: Any) -> None:
-    if value not in get_args(kinds):
-        raise ValueError(f"{name}: expected one of {get_args(kinds)}, got {value!r}")
 
 
 def _checked_names(in_memory: Any) -> frozenset[str]:

@@ -232,7 +232,7 @@ class _Tuckers:
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
-        """Stacks cores and gates of Tucker layers with their moments: each (layers, arrays, …)."""
+        """Stacks Tucker layers' cores, gates, moments to change bases: (layers, arrays, …)."""
         out = []
         for values in zip(*self.arrays, strict=True):
             dtype = widest(*values[0])
@@ -270,7 +270,7 @@ class _Tuckers:
         return _tucker_changed(layer, self.kinds, arrays, stays, found)
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[Arrays]:
-        """Splits stacked Tucker layers into the parameter and moments of each core and factor."""
+        """Splits Tucker layers, in new bases, into parameter and moments of each array."""
         out: list[Arrays] = [[] for _ in self.arrays]
         for values in packed:
             layers, count, *shape = values.shape

@@ -95,9 +95,7 @@ class Bases:
         c = c[:, None, None].astype(self.below[0].dtype)
         (left, left_gradient), (right, right_gradient) = self.below, self.above
         return dataclasses.replace(
-            self,
-            below=(left * c, left_gradient / c),
-            above=(right / c, right_gradient * c),
+            self, below=(left * c, left_gradient / c), above=(right / c, right_gradient * c)
         )
 
 

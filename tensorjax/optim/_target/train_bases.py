@@ -190,7 +190,7 @@ class Trains:
         return [(n, self.lengths[n] + k) for n, k in (*first, *inner)]
 
     def pack(self) -> list[jax.Array]:
-        """Stacks gates, first, last and middle cores of trains, padded, with optimiser moments."""
+        """Stacks first, last, middle cores and gates of trains whose bases change, with moments."""
         first, inner, last = self.places
         rank = max(r for train in self.trains for r in train.layer.ranks)
         sizes = [(len(self.trains[n].arrays[p][0]),) for n, p in self.bonds]
@@ -203,7 +203,7 @@ class Trains:
         return out
 
     def cut(self, packed: list[jax.Array], decision: Cut) -> list[jax.Array]:
-        """Applies a pruning decision to the optimiser updates of the trains' cores and gates."""
+        """Applies a pruning decision to updates of padded trains, before their bases change."""
         first, inner, last = self.places
         chains = _Chains.of([n - 2 for n in self.lengths])
         count, rank = len(self.trains), packed[0].shape[-1]
@@ -294,7 +294,7 @@ class Trains:
         return out
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[list[list[jax.Array]]]:
-        """Splits padded trains into the parameter (or update) and moments of each core and gate."""
+        """Splits padded trains, in new bases, into parameter and moments of each array."""
         first, inner, last = self.places
         out: list[list[list[jax.Array]]] = [[[] for _ in train.arrays] for train in self.trains]
         for places, values in zip((self.bonds, first, last, inner), packed, strict=False):
@@ -325,7 +325,7 @@ class Trains:
     def _stacked(
         self, places: Places, sizes: list[tuple[int, ...]], shape: tuple[int, ...]
     ) -> jax.Array:
-        """Stacks cores or gates of trains, and moments, padded to one shape: (parts, arrays, …)."""
+        """Stacks arrays of trains whose bases change, padded to one shape: (parts, arrays, …)."""
         rows = [[x.astype(self.dtype) for x in self.trains[n].held(p)] for n, p in places]
         columns = []
         for a in range(max(map(len, rows))):
@@ -343,7 +343,7 @@ def _cast(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _padded(flat: jax.Array, sizes: list[tuple[int, ...]], shape: tuple[int, ...]) -> jax.Array:
-    """Pads arrays of trains, joined to one vector, by zeros to one shape: (arrays, …).
+    """Pads arrays of trains whose bases change, joined to a vector, to one shape: (arrays, …).
 
     By computed positions: padded one by one they would be a kernel to compile for every shape.
     """

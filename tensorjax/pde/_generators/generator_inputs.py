@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.affine_operators import affine_states
-from tensorjax.pde._generators import normal_component, normal_equations
+from tensorjax.pde._generators import normal_component
 from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, canonical
 from tensorjax.pde._generators.coordinate_motion import Motion
@@ -195,7 +195,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of a generator's right side into TT tangent and normal factors."""
+        """Input of a generator: the right side's affine part, as tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -206,14 +206,14 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of a generator's right side into TT tangent and normal factors."""
+        """Input of a generator: all terms of the right side, as tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     @property
     def kept(self) -> np.ndarray:
         """Indices of the off-diagonal entries of Σ that a generator may choose."""
         free = self.box.unbounded
-        return np.flatnonzero(normal_equations.off_diagonal(np.outer(free, free)))
+        return np.flatnonzero(normal_component.off_diagonal(np.outer(free, free)))
 
     def mean_square(self) -> float:
         """Estimates a generator's scale: the mean of ‖y_k ∂_j v‖², as if v had TT-rank one."""

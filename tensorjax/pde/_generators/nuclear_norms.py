@@ -40,12 +40,7 @@ def nuclear_norms_gradient(
     # The other side is the first one of the train read backwards.
     mirrored = [v.transpose(2, 1, 0) for v in reversed(point.right)]
     turned = np.zeros_like(out)
-    _one_side(
-        turned,
-        mirrored,
-        bonds[::-1],
-        lambda k, core: modes.pair(d - 1 - k, core),
-    )
+    _one_side(turned, mirrored, bonds[::-1], lambda k, core: modes.pair(d - 1 - k, core))
     out += turned[::-1, :, ::-1].transpose(2, 3, 0, 1)
     found = out[:, _D, :, _Y] + out[:, _Y, :, _D].T
     np.fill_diagonal(found, 0)

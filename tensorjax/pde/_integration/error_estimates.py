@@ -23,7 +23,7 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.collocation_matrices import DISPERSION, frequencies, modes
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
+from tensorjax.pde._observables.edge_and_resolution import mode_densities, quadrature, shares_of
 from tensorjax.pde._stepping.low_moments import largest
 from tensorjax.pde._stepping.outskirts import edges, noisy_edge
 
@@ -81,28 +81,17 @@ def looks(box: Box, varies: bool = False) -> tuple[tuple[Any, ...], ...]:
 def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> GridErrors:
     """Estimates the errors that a grid leaves in a solution, axis by axis, in NumPy or JAX.
 
-    Args:
-      xp: NumPy or `jax.numpy`.
-      cores: of v.
-      axes: as `looks` returns them.
+    ``axes`` are as `looks` returns them.
     """
-    left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
-    weighted = [c * xp.sqrt(a[0])[None, :, None] for c, a in zip(cores, axes, strict=True)]
-    for core in weighted[::-1]:
-        right.append(interfaces.right_overlap(right[-1], core, core))
     coarse, cut = [], []
-    for core, after, look in zip(weighted, right[-2::-1], axes, strict=True):
+    densities = mode_densities(xp, cores, [look[0] for look in axes])
+    for (before, after, density, total), look in zip(densities, axes, strict=True):
         _, rows, ends, *bands, mixed = look
-        before, after = absorb(left, core), times_right(core, after)
-        density = (before * after).sum((0, 2))
-        total = density.sum()
-        safe = xp.where(total > 0, total, 1)
-        energy = (times_mode(before, rows) * times_mode(after, rows)).sum((0, 2)) / safe
+        energy = (times_mode(before, rows) * times_mode(after, rows)).sum((0, 2)) / total
         low, high, slow = (xp.sqrt(xp.maximum((energy * b).sum(), 0)) for b in bands)
         decay = xp.where(low > high, high / xp.where(low > 0, low, 1), 1)
         coarse.append(xp.maximum(high * xp.where(mixed > 0, 1.0, decay), slow))
-        cut.append(xp.sqrt(xp.maximum((density * ends).sum() / safe, 0)))
-        left = bond_overlap(before, core)
+        cut.append(xp.sqrt(xp.maximum((density * ends).sum() / total, 0)))
     return GridErrors(xp.stack(coarse), xp.stack(cut))
 
 
@@ -191,10 +180,6 @@ def absolute_mass(cores: Cores, box: Box) -> float:
     It is ‖v‖ times the root of the volume of the box in which v lies, whose sides are those of the
     density of v² along every axis: (∫ p dy)² / ∫ p² dy. Of a Gaussian it is the mass, times 0.84 an
     axis.
-
-    Args:
-      cores: of v.
-      box: its grid.
     """
     left, right = np.ones((1, 1)), [np.ones((1, 1))]
     pairs = list(zip(cores, box.weights, strict=True))
@@ -213,7 +198,7 @@ def absolute_mass(cores: Cores, box: Box) -> float:
 
 
 def lossy(before: float, after: float, whole: float, t: float, allowed: float) -> str:
-    """Explains an error of the mass at the end of a run, if larger than allowed; else "".
+    """Explains the estimated error of the mass by a run, if larger than allowed; else "".
 
     Args:
       before: mass at the beginning.
@@ -293,10 +278,6 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
 
     The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
     where a bond holds everything, or is of rank one and tells nothing: there `rounded_off` tells.
-
-    Args:
-      xp: NumPy or `jax.numpy`.
-      cores: of v.
     """
     shape = [c.shape[1] for c in cores]
     left, right = [xp.ones((1, 1), cores[0].dtype)], [xp.ones((1, 1), cores[0].dtype)]

@@ -254,7 +254,7 @@ class Run:
             self._go_over()
 
     def _curable(self, stop: Stopped, dt: float) -> bool:
-        """Whether a shorter step of the run may avoid a failure, or locate its time better.
+        """Whether the run repeats a failed step shorter, to avoid the failure or locate its time.
 
         Exponential steps are long: where one leaves the box, v may still have been inside for most
         of it.

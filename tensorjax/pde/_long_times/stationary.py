@@ -235,7 +235,7 @@ def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _F
 
 
 def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
-    """Returns the message for a stationary or slow-mode solve that would take too long."""
+    """Returns the message for a stationary density, or slow modes, that would take too long."""
     return (
         f"the linear systems of the {name} would take more than max_seconds = {seconds:g} of "
         f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "

@@ -1,6 +1,6 @@
 """Edge mass and resolution of a solution: shares of its norm that the grid may not hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,20 +87,35 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
     return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 
-def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
-    """Computes edge mass and resolution of a tensor train on a grid, in NumPy or JAX."""
+def mode_densities(
+    xp: Any, cores: Sequence[Any], weights: Sequence[Any]
+) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yields, axis by axis, what edge mass and resolution are computed from: the density of v².
+
+    Returns:
+      Core k contracted with all to the left of it, and with all to the right, each with itself, so
+      that the sum of their products is ‖v‖²; the sums of the products at each grid point; and the
+      sum of these, one for zero.
+    """
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
-    weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, *_) in zip(cores, axes, strict=True)]
+    weighted = [c * xp.sqrt(w)[None, :, None] for c, w in zip(cores, weights, strict=True)]
     for core in weighted[::-1]:
         right.append(interfaces.right_overlap(right[-1], core, core))
-    edges, roughs = [], []
-    for core, after, (_, fine, ends) in zip(weighted, right[-2::-1], axes, strict=True):
-        before, after = absorb(left, core), times_right(core, after)
+    for core, after in zip(weighted, right[-2::-1], strict=True):
+        before = absorb(left, core)
+        after = times_right(core, after)
         density = (before * after).sum((0, 2))
         total = density.sum()
-        safe = xp.where(total > 0, total, 1)
-        edges.append((density * ends).sum() / safe)
-        roughs.append((times_mode(before, fine) * times_mode(after, fine)).sum() / safe)
+        yield before, after, density, xp.where(total > 0, total, 1)
         left = bond_overlap(before, core)
+
+
+def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
+    """Computes edge mass and resolution of a tensor train on a grid, in NumPy or JAX."""
+    edges, roughs = [], []
+    densities = mode_densities(xp, cores, [weights for weights, *_ in axes])
+    for (before, after, density, total), (_, fine, ends) in zip(densities, axes, strict=True):
+        edges.append((density * ends).sum() / total)
+        roughs.append((times_mode(before, fine) * times_mode(after, fine)).sum() / total)
     # Sums of squares, but for roundoff; zero has no share anywhere.
     return tuple(xp.sqrt(xp.max(xp.maximum(xp.stack(s), 0))) for s in (edges, roughs))

@@ -34,12 +34,7 @@ class Estimate(NamedTuple):
 
 
 def entropy(
-    v: TT,
-    map: AffineMap,
-    box: Box,
-    *,
-    count: int = 10_000,
-    key: KeyOrGenerator | None = None,
+    v: TT, map: AffineMap, box: Box, *, count: int = 10_000, key: KeyOrGenerator | None = None
 ) -> Estimate:
     """Estimates the entropy −∫ p log p dx of the density p = u/∫u, in physical coordinates.
 

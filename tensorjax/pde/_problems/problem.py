@@ -19,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Right side Q(v) of a PDE problem in coordinates y: operators, source, nonlinear reaction.
+    """PDE problem's right side Q(v) in coordinates y: operators, source, nonlinear reaction.
 
     Attributes:
       box: of the grid.

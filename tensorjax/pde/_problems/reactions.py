@@ -214,7 +214,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Solves an advection–reaction equation at points by characteristics."""
+        """Evaluates a reaction equation's exact solution without diffusion, by characteristics."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -226,7 +226,7 @@ class AdvectionDiffusionReaction(Problem):
         return characteristics.solve(forward, start, t)[:, -1]
 
     def _source(self, map: AffineMap) -> TT | None:
-        """Builds the tensor train of a PDE's source plus the reaction's constant term."""
+        """Builds the tensor train of a reaction equation's source and constant reaction term."""
         constant, source = self._coefficient(0), self.source
         ones = [np.ones((1, n, 1)) for n in self.box.shape]
         if source is None:

@@ -53,14 +53,6 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
     return float(left[0])
 
 
-def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass ∫ t dy of a tensor train or of an operator times a train."""
-    f = np.ones((1, 1))
-    for k in range(len(weights) - 1, -1, -1):
-        f = term.right(k, f, weights[k][:, None])
-    return float(f[0, 0])
-
-
 class Corrected(NamedTuple):
     """Tensor train corrected to a given mass, with the norm of the correction.
 

@@ -184,7 +184,7 @@ class Clock:
         self._built: dict[float, Rates] = {}
 
     def __call__(self, share: float) -> Rates:
-        """Returns a PDE's right side at time t + share·dt, within a time step."""
+        """Returns the right side's `Rates` at time t + share·dt, within a time step."""
         if share not in self._built:
             sigma, beta = self.path.motion(share)
             right = self._first if share == 0 else None

@@ -63,10 +63,7 @@ class Applied:
     """
 
     def __init__(
-        self,
-        coefficients: Sequence[Array],
-        images: Sequence[Array],
-        whole: "Term | None" = None,
+        self, coefficients: Sequence[Array], images: Sequence[Array], whole: "Term | None" = None
     ):
         self.whole = whole or self
         self.coefficients = coefficients

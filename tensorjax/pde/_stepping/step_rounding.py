@@ -141,7 +141,7 @@ class Trim:
         return sum(lost, self.at.of(term.whole))
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
-        """Corrects the moments of a time step's result if rounding lost more than allowed.
+        """Restores the moments of a step's rounded result, if rounding lost more than allowed.
 
         It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
 

@@ -1,4 +1,4 @@
-"""Data files that complete short transfers: by O_DIRECT, by the page cache, and in memory.
+"""Data files that complete short transfers: by O_DIRECT, page cache or kvikio, and in memory.
 
 Source: open(2), preadv2(2), posix_fallocate(3). O_DIRECT wants offset, length and memory aligned;
 a transfer it refuses, or that stopped inside a block, is finished through the page cache.
@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -167,3 +168,35 @@ class MemoryFile:
     def close(self) -> None:
         """Frees the bytes of a memory-backed data file."""
         self._bytes = np.zeros(0, np.uint8)
+
+
+class KvikioFile(DiskFile):
+    """Data file whose threads read and write by NVIDIA's kvikio; untested, as it needs a GPU."""
+
+    def __init__(self, path: Path, *, say: Say):
+        super().__init__(path, direct=False, say=say)
+        import kvikio  # type: ignore[import-not-found]
+
+        self._cufile = kvikio.CuFile(str(path), "r+")
+        say("kvikio: this way was never tested by the authors of tensorjax")
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Reads data file bytes from ``offset`` on into ``memory`` by kvikio, in a pool thread."""
+        self._all(self._cufile.pread, offset, memory)
+
+    def write(self, offset: int, memory: memoryview) -> None:
+        """Writes all of ``memory`` to the data file at ``offset`` by kvikio, in a pool's thread."""
+        self._all(self._cufile.pwrite, offset, memory)
+
+    def _all(self, call: Callable[..., Any], offset: int, memory: memoryview) -> None:
+        done = 0
+        while done < len(memory):
+            moved = call(memory[done:], file_offset=offset + done).get()
+            if moved <= 0:
+                raise CorruptError(f"{self.path} ends at byte {self.size()}")
+            done += moved
+
+    def close(self) -> None:
+        """Closes kvikio's handle of a thread-pool backend's data file, and the file."""
+        self._cufile.close()
+        super().close()

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax import _check
-from tensorjax.offload._errors import CorruptError
-from tensorjax.offload._store.backends.files import DiskFile, MemoryFile, Say
+from tensorjax.offload._store.backends.files import DiskFile, KvikioFile, MemoryFile, Say
 from tensorjax.offload._store.backends.protocol import Backend, FileBackend
 from tensorjax.offload._store.transfers.queue import Queue
 
@@ -90,38 +89,6 @@ def memory(**options: Any) -> ThreadBackend:
     """Constructs the thread backend `memory`, on a file in memory that is lost when closed."""
     options = {"name": "memory", "workers": 2, "volatile": True, **options}
     return ThreadBackend(lambda _, capacity, __: MemoryFile(capacity), **options)
-
-
-class KvikioFile(DiskFile):
-    """Data file whose threads read and write by NVIDIA's kvikio; untested, as it needs a GPU."""
-
-    def __init__(self, path: Path, *, say: Say):
-        super().__init__(path, direct=False, say=say)
-        import kvikio  # type: ignore[import-not-found]
-
-        self._cufile = kvikio.CuFile(str(path), "r+")
-        say("kvikio: this way was never tested by the authors of tensorjax")
-
-    def read(self, offset: int, memory: memoryview) -> None:
-        """Reads data file bytes from ``offset`` on into ``memory`` by kvikio, in a pool thread."""
-        self._all(self._cufile.pread, offset, memory)
-
-    def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` to the data file at ``offset`` by kvikio, in a pool's thread."""
-        self._all(self._cufile.pwrite, offset, memory)
-
-    def _all(self, call: Callable[..., Any], offset: int, memory: memoryview) -> None:
-        done = 0
-        while done < len(memory):
-            moved = call(memory[done:], file_offset=offset + done).get()
-            if moved <= 0:
-                raise CorruptError(f"{self.path} ends at byte {self.size()}")
-            done += moved
-
-    def close(self) -> None:
-        """Closes kvikio's handle of a thread-pool backend's data file, and the file."""
-        self._cufile.close()
-        super().close()
 
 
 def kvikio(**options: Any) -> Backend:

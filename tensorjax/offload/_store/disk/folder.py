@@ -9,11 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from tensorjax.offload._errors import (
-    FULL,
-    CapacityError,
-    LockedError,
-)
+from tensorjax.offload._errors import FULL, CapacityError, LockedError
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in mount points, see proc(5)
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of a lock that somebody has

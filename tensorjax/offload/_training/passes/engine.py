@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.passes.layers import Activations, Layer, LayerPrograms, programs_of
 from tensorjax.offload._training.storage.arrays import begin, finite, lends, widened
@@ -51,10 +51,7 @@ class Engine:
         shardings: Mapping[str, Any] | None = None,
         data: Any = None,
     ) -> None:
-        if activations not in get_args(Activations):
-            raise ValueError(
-                f"activations: expected one of {get_args(Activations)}, got {activations!r}"
-            )
+        _check.choice("activations", activations, get_args(Activations))
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
 

@@ -302,7 +302,7 @@ def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
 
 
 def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
-    """Multiplies a layer's cotangent by a factor in float32 at least; casts back unless ``wide``.
+    """Scales cotangents for a layer's backward pass in float32 at least; casts back or stays wide.
 
     Cotangents of integers, which have no numbers, stay as they are.
     """

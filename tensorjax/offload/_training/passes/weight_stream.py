@@ -345,11 +345,7 @@ class WeightStream(WorkerThreads):
 
 
 def room(
-    given: int | None,
-    layers: Sequence[tuple[str, ...]],
-    sizes: dict[str, int],
-    *,
-    everything: bool,
+    given: int | None, layers: Sequence[tuple[str, ...]], sizes: dict[str, int], *, everything: bool
 ) -> int:
     """Returns the bytes on the device for streamed weights: as given, or as needed.
 

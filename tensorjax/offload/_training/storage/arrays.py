@@ -59,7 +59,10 @@ def lends(device: Any) -> bool:
 def owned(x: Any) -> jax.Array:
     """Copies an array of a training to host memory of XLA's that nothing else uses."""
     if elsewhere(x):
-        return jax.block_until_ready(_copied(to_host(x)))
+        x = to_host(x)
+        size = x.dtype.itemsize
+        exact = size <= 4 and jnp.issubdtype(x.dtype, jnp.floating)
+        return jax.block_until_ready(_copy(x, np.zeros((), f"u{size}") if exact else None))
     return jax.block_until_ready(jnp.array(x, copy=True, device=cpu()))
 
 
@@ -94,12 +97,6 @@ def _goes(x: Any) -> bool:
 @functools.cache
 def _pins(device: Any) -> bool:
     return any(memory.kind == PINNED for memory in device.addressable_memories())
-
-
-def _copied(x: Any) -> Any:
-    size = x.dtype.itemsize
-    exact = size <= 4 and jnp.issubdtype(x.dtype, jnp.floating)
-    return _copy(x, np.zeros((), f"u{size}") if exact else None)
 
 
 @jax.jit

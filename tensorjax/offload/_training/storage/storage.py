@@ -207,7 +207,8 @@ class StoreStorage:
         self._forget(packing for packing, _ in parts)  # what was asked for just before
         self._follow(future, "write", parts[0][0].name, start, step)
         with self._lock:
-            self._writes = [w for w in self._writes if not _done(w)] + [future]
+            # The result raises the error of a write that failed.
+            self._writes = [w for w in self._writes if not w.done() or w.result()] + [future]
         return [arrays for _, arrays in parts]
 
     def _forget(self, packings: Iterable[TensorPacking]) -> None:
@@ -305,8 +306,3 @@ class _Leased:
             self._released = True
             for share in self._shares:
                 self._let_go(share)
-
-
-def _done(write: Any) -> bool:
-    """Whether a write to the trainer's storage is complete; raises its error if it failed."""
-    return write.done() and write.result() is None

@@ -253,7 +253,7 @@ def _statistics(group: Any, path: Any) -> str:
     pairs = [pair for pair in _MOMENTS if last in pair]
     beside: Any = group
     for key in path[:-1] if pairs else ():
-        beside = _child(beside, key)
+        beside = getattr(beside, key.name) if hasattr(key, "name") else beside[_name(key)]
     for names in pairs:
         if hasattr(beside, "get"):
             moments: list[Any] = [beside.get(k) for k in names]
@@ -268,11 +268,6 @@ def _statistics(group: Any, path: Any) -> str:
 def _name(key: Any) -> Any:
     """Returns the name in one entry of a path in a parameter group: key, attribute or index."""
     return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
-
-
-def _child(tree: Any, key: Any) -> Any:
-    """Returns the child of a parameter group's pytree under one key of a path."""
-    return getattr(tree, key.name) if hasattr(key, "name") else tree[_name(key)]
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

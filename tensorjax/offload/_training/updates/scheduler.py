@@ -230,10 +230,8 @@ class UpdateScheduler:
 
     def _let(self) -> list[str]:
         """Returns groups with gradients whose updates the scheduler allows, most urgent first."""
-        return [n for n in self._order() if self._may(self.ready[n])]
-
-    def _may(self, ready: Ready) -> bool:
-        return ready.version <= self.newest and (self.open or not ready.gated)
+        there = [(n, self.ready[n]) for n in self._order()]
+        return [n for n, r in there if r.version <= self.newest and (self.open or not r.gated)]
 
     def _coming(self) -> dict[str, tuple[int, float]]:
         """Returns groups, versions, deadlines of states that the scheduler may read early."""

@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 
 from tensorjax.nn._dense_weights import (
+    Certificate,
     Gates,
     certify,
     check_gates,
@@ -14,11 +15,11 @@ from tensorjax.nn._dense_weights import (
     folded,
     paired,
     parameters,
+    set_rest,
 )
 from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._layer_base import Certificate
-from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
+from tensorjax.nn._parameters import MAX_BYTES
 
 
 def from_embedding(
@@ -94,8 +95,7 @@ def from_embedding(
     pairs = zip(new.num_shape, new.feature_shape, strict=True)
     split = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
     new.cores = parameters(split, dtype)
-    new.gates = parameters(weights, gate_dtype(dtype))
-    settle(new, layer.embedding)
+    set_rest(new, layer, weights)
     made = new.table(max_bytes=max_bytes)
     return new, certify(new, made, layer, table, tol, x.shape)
 
