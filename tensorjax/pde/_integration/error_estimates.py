@@ -125,13 +125,11 @@ def inaccurate(
         share, k = max(shares)
         # Less than tol may still be cleared, and restored moments do without it.
         if share > tol and _FAR * share > allowed >= found.cut.max():
-            j = int(np.argmax(found.coarse))
-            more = _advised(box.axes[j], max(found.coarse[j], share), allowed / _FAR)
             return (
                 f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, "
                 f"as waves of the grid and no tail: covariances are off by about {_FAR * share:.1g}"
-                f", for accuracy = {allowed:.1g} (tol = {tol:.1g}): take {more} on axis {j}, or a "
-                "larger tol or accuracy"
+                f", for accuracy = {allowed:.1g} (tol = {tol:.1g}): take "
+                f"{_advised_on(box, found, share, allowed / _FAR)}, or a larger tol or accuracy"
             )
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
@@ -141,11 +139,9 @@ def inaccurate(
         text = f"at t = {t:g} a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
         edge, rough = shares_of(np, cores, quadrature(box))
         if rough > ROUGH * edge or noisy_edge(cores, box) is not None:
-            j = int(np.argmax(found.coarse))
-            more = _advised(box.axes[j], max(found.coarse[j], found.cut[k]), allowed)
             return (
-                f"{text}{k}, {asked}, as waves of the grid and no tail: take {more} on axis {j}, "
-                "or a larger tol or accuracy"
+                f"{text}{k}, {asked}, as waves of the grid and no tail: take "
+                f"{_advised_on(box, found, found.cut[k], allowed)}, or a larger tol or accuracy"
             )
         return (
             f"{text}{k}, {asked}, and is cut off there: take a larger box, or a larger tol or "
@@ -156,6 +152,25 @@ def inaccurate(
         f"at t = {t:g} the points of axis {k} resolve the solution to a relative error of about "
         f"{found.coarse[k]:.1g}, {asked}: take {_advised(box.axes[k], found.coarse[k], allowed)} "
         "there, coordinates in which it is wider, or a larger tol or accuracy"
+    )
+
+
+def start_missed(errors: Any, box: Box, allowed: float) -> str:
+    """Explains an error of the initial state by the points, if larger than allowed; else "".
+
+    Args:
+      errors: of the initial state's moments, of every axis; or None.
+      box: of the grid.
+      allowed: largest estimated error of a success.
+    """
+    k = 0 if errors is None else int(np.argmax(errors))
+    if errors is None or not errors[k] > allowed:
+        return ""
+    more = _advised(box.axes[k], errors[k], allowed)
+    return (
+        f"the points of axis {k} miss {errors[k]:.1g} of the initial state's mass, mean or "
+        f"covariance, for accuracy = {allowed:.1g}: take {more} there, a wider start, or a larger "
+        "accuracy"
     )
 
 
@@ -225,6 +240,26 @@ def moments_lost(lost: Any, box: Box, t: float, allowed: float, share: float = 1
         f"at t = {t:g} truncation has changed the {name} by about {size:.1g} of its size, for "
         f"accuracy = {allowed:.1g}: take a smaller tol, or a larger accuracy"
     )
+
+
+def advised(cores: Cores, box: Box, varies: bool, error: float, allowed: float) -> str:
+    """Returns the points, and their axis, that would bring down an error estimate of a solution.
+
+    Args:
+      cores: of v.
+      box: of the grid.
+      varies: whether drift or noise are other than affine.
+      error: the estimate, of moments.
+      allowed: largest one of a success.
+    """
+    found = grid_errors(np, cores, looks(box, varies))
+    return _advised_on(box, found, error / _FAR, allowed / _FAR)
+
+
+def _advised_on(box: Box, found: GridErrors, error: float, allowed: float) -> str:
+    """Returns the advised points, and their axis: the one that the points resolve worst."""
+    j = int(np.argmax(found.coarse))
+    return f"{_advised(box.axes[j], max(found.coarse[j], error), allowed)} on axis {j}"
 
 
 def _advised(axis: Any, error: float, allowed: float) -> str:

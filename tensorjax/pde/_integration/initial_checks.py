@@ -11,9 +11,11 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
 from tensorjax.pde._generators.coordinate_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
+from tensorjax.pde._observables.values_and_moments import moments
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
@@ -26,6 +28,8 @@ from tensorjax.pde._stepping.right_side import Rates
 _LOST = 0.3
 # Largest share of the mass that a conservative equation may change over a run, at its first rate.
 _CHANGED = 1e-2
+# Relative error of initial states whose moments are compared.
+_EXACT = 1e-10
 # Points at which the diffusion is checked, and its least share in what is largest.
 _LOOKS, _DEGENERATE = 200, 1e-12
 
@@ -59,6 +63,47 @@ def check_inside(
             f"(resolution_limit = {resolution_limit:g}); take more points, a smaller box, or a map "
             "that makes the state wider"
         )
+
+
+def start_errors(problem: Any, map: AffineMap) -> np.ndarray | None:
+    """Measures what the points of Chebyshev axes miss of a Gaussian initial state's moments.
+
+    Products with the polynomials there fold what the points do not hold into the lowest modes,
+    where it stays: nothing at the end tells. On the other axes it comes into the highest modes,
+    and diffuses; the mass and the moments of a sum over equidistant points are those of v.
+
+    Args:
+      problem: of the run.
+      map: its coordinates at the beginning.
+
+    Returns:
+      Of every axis the largest error of mass, means and covariances, in units of the mass and the
+      standard deviations, beside twice as many points there, (d,); None if it is not known.
+    """
+    axes, start = problem.box.axes, problem.start
+    known = is_density(problem) and isinstance(start, Gaussian | Mixture) and start.mass > 0
+    if not known or all(a.kind != "chebyshev" for a in axes):
+        return None
+
+    def found(box: Box) -> tuple[Any, Any, Any]:
+        cores = problem.initial_cores(map, _EXACT, box)
+        return moments(TT._unchecked(tuple(cores)), map, box)
+
+    out = np.zeros(len(axes))
+    mass, mean, covariance = found(problem.box)
+    for k, axis in enumerate(axes):
+        if axis.kind != "chebyshev":
+            continue
+        finer = Box([*axes[:k], dataclasses.replace(axis, n=2 * axis.n), *axes[k + 1 :]])
+        true = found(finer)
+        with np.errstate(invalid="ignore"):
+            width = np.sqrt(np.diag(true[2]))
+        if not (true[0] > 0 and (width > 0).all()):
+            return None
+        of_means = np.abs(mean - true[1]) / width
+        of_covariances = np.abs(covariance - true[2]) / np.outer(width, width)
+        out[k] = max(abs(mass / true[0] - 1), of_means.max(), of_covariances.max())
+    return out
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:

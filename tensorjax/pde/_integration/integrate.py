@@ -18,7 +18,12 @@ from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, 
 from tensorjax.pde._integration.events import Events, checked_events
 from tensorjax.pde._integration.failure_diagnosis import ENDANGERED, Options
 from tensorjax.pde._integration.fixed_ranks import integrate_static
-from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving, check_walls
+from tensorjax.pde._integration.initial_checks import (
+    check_at_rest,
+    check_conserving,
+    check_walls,
+    start_errors,
+)
 from tensorjax.pde._integration.loop import loop
 from tensorjax.pde._integration.progress_and_statistics import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y
@@ -97,9 +102,9 @@ def integrate(
         too.
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
         a quarter of it. Tails of that norm may be cut in every step. What truncation takes from
-        the mass, the means and the variances of a density is restored, in at most ten dimensions,
-        and in at most four what it takes from covariances; they are as accurate as points and
-        steps leave them, and weigh errors in the tails of v: take a smaller tol for them.
+        the mass, the means and the covariances of a density is restored, in at most ten dimensions;
+        they are as accurate as points and steps leave them, and weigh errors in the tails of v:
+        take a smaller tol for them.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
@@ -157,15 +162,15 @@ def integrate(
         in which a mean or covariance is off by more, in units of the standard deviations, which the
         equations of the moments tell: exactly under affine drift where a controller chooses the
         steps; of other drifts what the grid adds, by an estimate, from three times the accuracy on.
-        So of constant noise, in at most ten dimensions (covariances in four), without walls or
-        half-lines, and not below 1e-7. Under other than
-        affine drift 100 times the noise at the ends of Fourier axes, about what covariances then
-        lack, tells it too, if it is above ``tol``, and a variance or covariance that truncation has
-        changed by more and that was not restored. None: 10 ``tol``. With
-        ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
-        state that was looked at, at every 16th step, and found within it is returned, the start if
-        there is none; of bonds of rank one it is a sum over steps, an upper bound, and the run
-        comes to its end. Inf: nothing is said.
+        So of constant noise, in at most ten dimensions, without walls or half-lines, and not below
+        1e-7. Under other than affine drift 100 times the noise at the ends of Fourier axes, about
+        what covariances then lack, tells it too, if it is above ``tol``, and a variance or
+        covariance that truncation has changed by more and that was not restored. So does what the
+        points of Chebyshev axes miss of the moments of a `Gaussian` or `Mixture` at the start.
+        None: 10 ``tol``. With ``rank`` it is the error that points, ranks or steps may leave, 0.05
+        if None, and the last state that was looked at, at every 16th step, and found within it is
+        returned, the start if there is none; of bonds of rank one it is a sum over steps, an upper
+        bound, and the run comes to its end. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.
@@ -256,6 +261,8 @@ def _begun(
 ) -> run.Run:
     """Starts a time integration: creates its `Run`, finds the first step, checks conservation."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
+    if start is None:
+        work.memory.start_errors = start_errors(options.problem, work.map)
     if options.conserve is not None:
         right = right_side(options.problem, work.map, work.t)
         check_conserving(options.problem, right, work.memory.v, t1 - work.t)

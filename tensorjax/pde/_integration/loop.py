@@ -11,6 +11,7 @@ from tensorjax.pde._integration.error_estimates import (
     inaccurate,
     lossy,
     moments_lost,
+    start_missed,
 )
 from tensorjax.pde._integration.events import Watch
 from tensorjax.pde._integration.failure_diagnosis import Stopped
@@ -151,6 +152,9 @@ def _inaccurate(work: Run, first: _Masses) -> str:
     off = equations.told(errors, v, work.map, *at, first.share)
     # Where the error of the covariance is known, nothing is inferred from noise at the ends.
     density = is_density(problem) and (bool(off) or not equations.exact)
+    missed = start_missed(memory.start_errors, box, options.accuracy)
+    if missed:
+        return missed
     found = inaccurate(v, box, work.t, options.tol, options.accuracy, work.varies, density)
     if not found and conserves(problem):
         found = lossy(first.signed, work.mass(), first.absolute, *at)

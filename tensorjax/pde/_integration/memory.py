@@ -100,6 +100,7 @@ class Memory:
       lost_moments: the same of the moments in `tensorjax.pde._stepping.low_moments`; or None.
       moment_errors: of means and covariances, see `tensorjax.pde._integration.moment_errors`; or
         None.
+      start_errors: what the points have missed of the initial state, axis by axis; or None.
       stiff: whether "auto" has gone over to exponential steps.
       gate: when the generator is asked, see `Gate`.
     """
@@ -117,6 +118,7 @@ class Memory:
     stiff: bool = False
     moment_errors: Any = None
     gate: Gate = dataclasses.field(default_factory=Gate)
+    start_errors: Any = None
 
     def saved(self) -> dict[str, Any]:
         """Converts the integrator's memory to a dict of arrays, for a checkpoint."""
@@ -132,6 +134,8 @@ class Memory:
             out["lost moments"] = np.asarray(self.lost_moments)
         if self.moment_errors is not None:
             out["moment errors"] = np.asarray(self.moment_errors)
+        if self.start_errors is not None:
+            out["start errors"] = np.asarray(self.start_errors)
         _put(out, "v", self.v)
         for i, m in enumerate(self.moments):
             _put(out, f"moment {i}", [np.asarray(m.t), m.sigma, m.beta])
@@ -168,6 +172,7 @@ class Memory:
             bool(saved.get("stiff", False)),
             np.asarray(saved["moment errors"]) if "moment errors" in saved else None,
             Gate(*(int(n) for n in saved.get("gate", Gate()))),
+            np.asarray(saved["start errors"]) if "start errors" in saved else None,
         )
 
 

@@ -29,10 +29,11 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
+from tensorjax.pde._integration.error_estimates import advised
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import Moments, functionals, standardisation
+from tensorjax.pde._stepping.low_moments import MOST, Moments, functionals, standardisation
 from tensorjax.pde._stepping.right_side import Clock, Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
@@ -50,9 +51,6 @@ _ROOM = 3
 _ON_A_FACE = 16
 # Shares of a step at which what comes in within it is damped.
 _WITHIN = (0.05, 0.2, 0.4, 0.6, 0.8)
-# Truncation restores covariances in so many dimensions, and variances in so many; see
-# `tensorjax.pde._stepping.low_moments`. What it does not restore is not judged either.
-_ALL, _ALONG = 4, 10
 
 
 class _Seen(NamedTuple):
@@ -198,21 +196,20 @@ class MomentEquations:
         width = np.sqrt(np.diag(found[:, 1:]))
         total = self._left(errors, found, map, t)
         mean, spread = share * total[:, 0] / width, share * total[:, 1:] / np.outer(width, width)
-        if len(width) > _ALL:
-            spread = np.diag(np.diag(spread))
         sizes = np.abs(np.column_stack([mean, spread]))
         if not sizes.max() > max(allowed if self.exact else _ROOM * allowed, _LEAST):
             return ""
         name = self._name(*np.unravel_index(int(np.argmax(sizes)), sizes.shape))
         asked = f"by the equations of the moments, for accuracy = {allowed:.1g}"
+        more = advised(cores, self.problem.box, not self.exact, sizes.max(), allowed)
         if self.exact:
             return (
                 f"at t = {t:g} the {name} is off by about {sizes.max():.1g} of its scale, {asked}: "
-                "take more points, or a smaller tol, or a larger accuracy"
+                f"take {more}, or a smaller tol, or a larger accuracy"
             )
         return (
             f"at t = {t:g} the points have changed the {name} by about {sizes.max():.1g} of its "
-            f"scale, {asked}: take more points, or a larger tol or accuracy"
+            f"scale, {asked}: take {more}, or a larger tol or accuracy"
         )
 
     def _name(self, row: Any, column: Any) -> str:
@@ -384,7 +381,8 @@ def _judged(problem: Any) -> list[int]:
     axes = problem.box.axes
     bounded = any(a.kind in ("log", "laguerre") or a.walls is not None for a in axes)
     out = [k for k, a in enumerate(axes) if a.kind != "periodic"]
-    return [] if bounded or len(out) > _ALONG else out
+    # What truncation does not restore is not judged either.
+    return [] if bounded or len(out) > MOST else out
 
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:

@@ -129,12 +129,13 @@ class Problem(abc.ABC):
         """Number of coordinates d of a PDE problem."""
         return self.box.dim
 
-    def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
+    def initial_cores(self, map: AffineMap, tol: float, box: Box | None = None) -> list[np.ndarray]:
         """Computes the TT-cores of a PDE problem's initial state in double precision on the host.
 
         Args:
           map: `AffineMap` y = Γ x + s.
           tol: relative error in the norm of the values on the grid.
+          box: of another grid than the problem's.
 
         Returns:
           d arrays (r_{k−1}, n_k, r_k).
@@ -144,11 +145,12 @@ class Problem(abc.ABC):
         """
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
+        box = self.box if box is None else box
         if isinstance(self.start, Gaussian | Mixture):
-            cores = wrapped(self.start, self.box, map, tol)
+            cores = wrapped(self.start, box, map, tol)
         else:
-            cores = self.start.cores(self.box, map, tol)
-        pairs = zip(cores, self.box.axes, strict=True)
+            cores = self.start.cores(box, map, tol)
+        pairs = zip(cores, box.axes, strict=True)
         return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
 
     def initial(self, map: AffineMap, tol: float) -> TT:
