@@ -53,7 +53,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
     batch, size = x.shape
     known = _matrices_from_left(p, batch, size)
     if known:
-        return _from_left(x, known)
+        return _from_left(x, known)[:, : p.out_size]
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)
     if plan.pads_input:
