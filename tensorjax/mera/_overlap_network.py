@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Any
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -17,8 +17,8 @@ from tensorjax.sketch._map_types import Dense, Kronecker
 
 # Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
-# Rows times the square of the largest TT-rank up to which the first modes are mapped first: products
-# of so few matrices, each with long rows, cost a BLAS less than one with few columns.
+# Rows times the square of the largest TT-rank up to which the first modes are mapped first:
+# products of so few matrices, each with long rows, cost a BLAS less than one with few columns.
 _LONG_ROWS = 512
 # Elements of the modes that are then mapped by one product: it takes as long to read the rows.
 _JOINED = 32

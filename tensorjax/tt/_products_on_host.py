@@ -28,8 +28,8 @@ from tensorjax.tt._evaluation.entries_on_host import on_host
 # Cores are multiplied as they are where the squared norms of all lie within 2^±_TAME.
 _TAME = 60
 # Nanoseconds that C++ takes for a multiplication of float64 in sums over modes, and to write a sum
-# (half of it of float32); of complex ones to multiply a row of a core by a number and to add it up, and for an element
-# of it: `python -m experiments run bench/core --only shapes`, with AVX-512.
+# (half of it of float32); of complex numbers to multiply a row of a core by a number and to add it
+# up, and for an element of it: `python -m experiments run bench/core --only shapes`, with AVX-512.
 _MULTIPLICATION, _SUM = 0.06, 0.8
 _ROW, _PART_OF_ROW = 3.5, 0.25
 
@@ -105,9 +105,7 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def predicted_sum_time(
-    kind: str, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype
-) -> float:
+def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype) -> float:
     """Predicts the nanoseconds that a host product takes to sum over modes in C++.
 
     Real sums are made by tiles of several rows of a product; complex ones row by row of the last
