@@ -15,15 +15,6 @@ def roots(count: int) -> np.ndarray:
     return -np.cos(np.pi * (2 * np.arange(count) + 1) / (2 * count))
 
 
-def root_weights(count: int) -> np.ndarray:
-    """Returns the barycentric weights of Chebyshev points of the first kind, `roots`.
-
-    J.-P. Berrut, L. N. Trefethen, SIAM Rev. 46 (2004), section 5.
-    """
-    j = np.arange(count)
-    return (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * count))
-
-
 def extrema(count: int) -> np.ndarray:
     """Returns the ``count`` Chebyshev points of the second kind, from −1 to 1, ascending."""
     return -np.cos(np.pi * np.arange(count) / (count - 1))

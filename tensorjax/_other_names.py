@@ -1,7 +1,7 @@
-"""Hints in errors for functions and options of other libraries: what serves here."""
+"""Hints in errors for names and options of other libraries, and for removed ones: what serves."""
 
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping
+from typing import NoReturn
 
 # Options that functions have in SciPy, torchTT, TT-Toolbox, teneva, t3f, quimb or ITensor: names
 # there, and by options here the hint for functions that have it (with "", for all functions).
@@ -64,6 +64,13 @@ FUNCTIONS = {
     "sub subtract": "x - y",
     "swapaxes transpose_modes": "tt.permute",
 }
+# Names that `pde` had.
+REMOVED_FROM_PDE = {
+    "FieldMotion Fields FlowMap Flowed Sheared Shears field_motion flows shears": (
+        'pde.integrate(coordinates="adaptive"): nonlinear coordinates took 31 to 50 times as long '
+        "as linear ones on the problems that they were made for, and were removed"
+    )
+}
 
 
 def explain(
@@ -89,16 +96,18 @@ def explain(
                     return
 
 
-def missing(package: str) -> Callable[[str], NoReturn]:
-    """Returns ``tensorjax.tt.__getattr__``, whose error translates other libraries' names.
+def missing(package: str, hints: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Returns the ``__getattr__`` of a package, whose error says what serves in place of a name.
 
     Type checkers must not see it: to them all names would be attributes then.
+
+    Args:
+      package: its full name.
+      hints: `FUNCTIONS`, or others by names that are not there.
     """
 
     def refuse(name: str) -> NoReturn:
-        found: Any = next(
-            (ours for theirs, ours in FUNCTIONS.items() if name in theirs.split()), ""
-        )
+        found = next((ours for theirs, ours in hints.items() if name in theirs.split()), "")
         hint = f"; see {found.format(name=name)}" if found else ""
         raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
 

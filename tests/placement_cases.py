@@ -533,7 +533,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
         **dict.fromkeys(("load", "save"), "files"),
     },
     pde: {
-        **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
+        **dict.fromkeys(("affine", "affine_generator"), "maps, of NumPy arrays"),
         **dict.fromkeys(("edge_mass", "marginal", "resolution"), _NUMPY),
         **dict.fromkeys(("entropy", "flux", "kullback_leibler", "sample"), _NUMPY),
         "square_root": "a search on the host, of NumPy arrays",

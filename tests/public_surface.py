@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 PACKAGES = (
     "contract", "convert", "interop", "linalg", "mera", "models", "models.code", "models.dlrm",
     "models.encoder", "models.gpt2", "nn", "offload", "optim", "parallel", "pde", "pde.coords",
-    "pde.flows", "pde.problems", "plot", "sketch", "tt", "tt.functions", "tt.patches",
+    "pde.problems", "plot", "sketch", "tt", "tt.functions", "tt.patches",
     "tt.quantics", "tucker",
 )  # fmt: skip
 

@@ -36,11 +36,6 @@ def test_fields_are_what_the_constructor_takes(kind: Any):
     assert {f.name for f in dataclasses.fields(kind) if f.init} <= taken
 
 
-def flow_map(dim: int) -> pde.FlowMap:
-    fields = pde.Fields(dim, 7.0)
-    return pde.FlowMap(fields, (0.0,), (np.zeros((1, len(fields.axes))),))
-
-
 def problems(rng: np.random.Generator) -> list[pde.Problem]:
     box = pde.Box.fourier(2, 32, 6.0)
     start = pde.Gaussian(rng.normal(0, 0.1, 2), np.diag(rng.uniform(0.5, 1, 2)))
@@ -58,8 +53,6 @@ def problems(rng: np.random.Generator) -> list[pde.Problem]:
         ),
         pde.AdvectionDiffusionReaction(None, 0.2, start, box, matrix=matrix),
         pde.Kramers(friction=0.7, start=start, box=box),
-        pde.Flowed(plain, flow_map(2)),
-        pde.Sheared(plain, pde.Shears(2, (0,), degree=2), np.array([0.1, 0.2])),
     ]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _other_names, _version_report, contract, tt
+from tensorjax import _extras, _native, _other_names, _version_report, contract, pde, tt
 from tests.public_surface import PACKAGES, module
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -237,6 +237,13 @@ def test_names_of_other_libraries_lead_to_ours(theirs: str, ours: str) -> None:
     with pytest.raises(AttributeError, match=f"{re.escape(theirs)}'.*{ours}"):
         getattr(tt, theirs)
     assert not hasattr(tt, theirs)
+
+
+@pytest.mark.parametrize("name", " ".join(_other_names.REMOVED_FROM_PDE).split())
+def test_names_that_were_removed_lead_to_what_serves(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"'{name}'; see .*adaptive.*times as long.*removed"):
+        getattr(pde, name)
+    assert name not in pde.__all__
 
 
 def test_names_of_other_libraries_are_none_of_ours() -> None:

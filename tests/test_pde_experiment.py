@@ -1,7 +1,6 @@
 """The experiment `pde`: its problems, its errors and orders, and a tiny run from end to end."""
 
 import csv
-import dataclasses
 import json
 
 import numpy as np
@@ -110,18 +109,6 @@ def test_errors_without_an_exact_solution() -> None:
     assert found.error is not None
     assert 1e-5 < found.error < 1e-2
     assert solve.compared(runs, 60.0, 2)[0].error is None  # the reference stops
-
-
-def test_nonlinear_coordinates_are_measured_as_the_others() -> None:
-    (case,) = cases.bent(("banana",), (1e-2,), 16)
-    case = dataclasses.replace(case, t1=0.25, steps=4)
-    found = solve.solved(case, "nonlinear", solve.movements(case)["nonlinear"], 120.0, 60)
-    assert found.flow is not None
-    assert found.error is not None
-    assert found.error < 0.1
-    row = solve.row(found)
-    assert row["rank"] <= 3
-    assert row["until"] == "end"
 
 
 @pytest.mark.parametrize("degree", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -111,18 +111,6 @@ def test_a_run_of_no_length_returns_its_start(rank: int | None, rng: Any):
         assert np.isfinite(traced).all()
 
 
-def test_flows_take_no_step_of_roundoff():
-    start = pde.Gaussian(np.zeros(2), np.diag([0.3, 0.4]))
-    drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
-    problem = pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, 32, 5.0))
-    bent = pde.flows.integrate(
-        problem, pde.Fields(2, 5.0), t1=0.01 + 0.02, dt=0.01, tol=1e-2,
-        saveat=pde.SaveAt(ts=(0.01, 0.02, 0.03)),
-    ).solution  # fmt: skip
-    np.testing.assert_allclose(bent.stats["dt"], 0.01)
-    assert len(bent.ys) == 3
-
-
 def test_a_controller_goes_back_from_a_step_that_is_unstable(rng: Any):
     """Drawn processes: whatever ends a run, it is not a step that the controller chose."""
     for _ in range(12):

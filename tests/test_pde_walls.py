@@ -219,10 +219,6 @@ def test_arguments_of_walls():
     turn[0, 1] = 1.0
     with pytest.raises(ValueError, match="expected a motion that is zero"):
         pde.integrate(three, t1=0.1, coordinates=pde.Prescribed(lambda t: turn))
-    with pytest.raises(ValueError, match="expected a box of unbounded axes"):
-        pde.flows.integrate(
-            pde.FokkerPlanck(None, 0.3, start, box), pde.Fields(2, 5.0), t1=0.1, dt=0.1
-        )
     absorbing = pde.Box([pde.Axis("chebyshev", 20, -1, 1, walls="absorbing"), free])
     with pytest.raises(ValueError, match="no stationary density"):
         pde.stationary(pde.OrnsteinUhlenbeck(-np.eye(2), 0.3, start, absorbing))

@@ -176,7 +176,7 @@ ANY = {
             "Gaussian.__init__(mean, covariance) Liouville.__init__(matrix, offset) "
             "OrnsteinUhlenbeck.__init__(matrix, diffusion, offset) "
             "Power.__init__(weights, offset, amplitude) Product.__init__(amplitude) "
-            "Separable.__init__(amplitude) Sheared.__init__(coefficients, rates) "
+            "Separable.__init__(amplitude) "
             "Sin.__init__(weights, phase, amplitude)"
         ),
         "NumPy's, or JAX's where anything is traced": (
@@ -185,7 +185,6 @@ ANY = {
         ),
         "of xarray, which need not be installed": "Solution.to_xarray(return)",
     },
-    "pde.flows": {"options, handed on to `pde.integrate`": "integrate(options)"},
     "sketch": {
         "dense or sparse, in classes that share no base": (
             "TTRandomProjection.fit(X, y) TTRandomProjection.inverse_transform(X) "

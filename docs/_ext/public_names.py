@@ -7,7 +7,7 @@ from pathlib import Path
 # Packages in the order in which an object that several of them export is documented.
 PACKAGES = (
     "", "tt", "tt.functions", "tt.patches", "tt.quantics", "tucker", "mera", "convert", "interop",
-    "contract", "linalg", "sketch", "pde", "pde.problems", "pde.coords", "pde.flows", "plot", "nn",
+    "contract", "linalg", "sketch", "pde", "pde.problems", "pde.coords", "plot", "nn",
     "optim", "parallel", "offload", "models", "models.gpt2", "models.code", "models.encoder",
     "models.dlrm",
 )  # fmt: skip

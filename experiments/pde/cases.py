@@ -22,7 +22,6 @@ class Case:
       t1: the end; all start at zero.
       steps: of the classical Runge–Kutta method, all of one length.
       tol: relative error at which every step is truncated.
-      fields: of nonlinear coordinates that are tried, too, or None.
       kappa: rates of feedback at which `pde.MultiLevel` is tried besides 0.
       reference: relative tolerance of a run in fixed coordinates that stands for the exact
         solution, where there is none; else None.
@@ -35,7 +34,6 @@ class Case:
     tol: float
     kappa: tuple[float, ...] = ()
     reference: float | None = None
-    fields: pde.Fields | None = None
 
     def points(self, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the density, exactly or by simulation."""
@@ -206,13 +204,10 @@ BENT = {"banana": 0.0, "banana, noise": 0.02}
 def bent(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:
     """Returns cases of densities that no linear map can straighten."""
     return [
-        Case(
-            name, banana(BENT[name]), 1.0, steps, tol, fields=pde.Fields(2, 5.0),
-            reference=tol / 10 if BENT[name] else None,
-        )
+        Case(name, banana(BENT[name]), 1.0, steps, tol, reference=tol / 10 if BENT[name] else None)
         for name in names
         for tol in tols
-    ]  # fmt: skip
+    ]
 
 
 def four(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:

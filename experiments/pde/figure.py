@@ -15,7 +15,6 @@ COLORS = {
     "convex": "#e69f00",
     "flow": "#cc79a7",
     "ours": "#0072b2",
-    "nonlinear": "#d55e00",
 }
 FEEDBACK = "#009e73"
 # Lines that coincide are still seen.
@@ -100,15 +99,14 @@ def _tightest(found: Sequence[Found]) -> list[list[Found]]:
 
 
 def _drawn(found: Sequence[Found]) -> list[Found]:
-    """Chooses the runs to draw: a plane one, one in four dimensions, and a nonlinear one."""
+    """Chooses the runs to draw: a plane one, and one in four dimensions."""
     ours = [run for runs in _tightest(found) for run in runs if run.coordinates == "ours"]
     flat = sorted((r for r in ours if r.case.problem.dim == 2), key=lambda r: r.case.name != "P4")
     many = sorted(
         (r for r in ours if r.case.problem.dim > 2),
         key=lambda r: (r.case.name != "Hénon–Heiles", r.case.problem.dim),
     )
-    bent = [r for runs in _tightest(found) for r in runs if r.flow is not None]
-    return [*flat[:1], *many[:1], *bent[:1]]
+    return [*flat[:1], *many[:1]]
 
 
 def _physical(axis: Axes, run: Found, state: pde.State) -> None:
@@ -121,14 +119,9 @@ def _physical(axis: Axes, run: Found, state: pde.State) -> None:
     x1, x2 = _points(mean, covariance)
     plane = np.tile(mean, (x1.size * x2.size, 1))
     plane[:, :2] = np.stack(np.meshgrid(x1, x2, indexing="ij"), -1).reshape(-1, 2)
-    if run.flow is None:
-        _, density = pde.marginal(state.v, state.map, box, (0, 1), points=[x1, x2])
-        y = np.asarray(state.map.forward(plane))
-    else:
-        density = run.values(plane, state).reshape(x1.size, x2.size)
-        y = run.flow.forward(state.t, plane)[0]
+    _, density = pde.marginal(state.v, state.map, box, (0, 1), points=[x1, x2])
     axis.contourf(x1, x2, density.T, levels=_levels(density), cmap="Blues")
-    y = y.reshape(x1.size, x2.size, -1)
+    y = np.asarray(state.map.forward(plane)).reshape(x1.size, x2.size, -1)
     for k, a in enumerate(box.axes[:2]):
         levels = np.linspace(a.low, a.high, LINES)
         axis.contour(

@@ -2,8 +2,7 @@
 
 ``python -m experiments run pde`` integrates Liouville and Fokker–Planck equations in 2 to 20
 dimensions four times each: in fixed coordinates, in those of the convex problem (the paper's), of
-the predecessor's flow, and of `pde.MultiLevel` (ours); densities that bend also in coordinates
-that flow (ours). README.md in this folder says what came out.
+the predecessor's flow, and of `pde.MultiLevel` (ours). README.md in this folder says what came out.
 
 Paper: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds", arXiv
 2307.05914; predecessor: "Tensor rank reduction via coordinate flows", arXiv 2207.11955. We know
@@ -34,7 +33,7 @@ class Config:
     dims: tuple[int, ...] = (2, 3, 6, 10, 20)
     """Dimensions of the family P2."""
     bent: tuple[str, ...] = tuple(cases.BENT)
-    """Densities that no linear map makes straight, in nonlinear coordinates, too."""
+    """Densities that no linear map makes straight."""
     bent_tols: tuple[float, ...] = (1e-4,)
     """Their tolerances."""
     bent_steps: int = 32
@@ -245,7 +244,7 @@ PLANE = f"P1, P3 to P7 and a round Gaussian. {COLUMNS}"
 FAMILY = f"P2, an Ornstein–Uhlenbeck process in d dimensions. {COLUMNS}. Closed form: of rank"
 BENT = (
     f"Densities that bend. {COLUMNS}. Errors with noise are distances from fixed coordinates at a "
-    "tenth of the tolerance. Nonlinear: coordinates that flow with 14 fields of degree up to 3"
+    "tenth of the tolerance"
 )
 FOUR = (
     f"Nonlinear problems in four dimensions. {COLUMNS}. “cyclic” has no exact solution: its errors "

@@ -23,7 +23,6 @@ class Found(NamedTuple):
       solution: its states are those at 0, ¼, ½, ¾ and all of the time.
       error: relative l2 at points drawn from the exact density at its last time, or None.
       seconds: of `pde.integrate`.
-      flow: the map, where the coordinates are nonlinear.
     """
 
     case: Case
@@ -31,14 +30,11 @@ class Found(NamedTuple):
     solution: pde.Solution
     error: float | None
     seconds: float
-    flow: pde.FlowMap | None = None
 
-    def values(self, x: np.ndarray, state: pde.State | None = None) -> np.ndarray:
-        """Evaluates the density at physical points, at the end or at a saved state."""
-        state, box = self.solution.final if state is None else state, self.case.problem.box
-        if self.flow is None:
-            return np.asarray(pde.evaluate(state.v, state.map, box, x))
-        return pde.flows.Flown(self.solution, self.flow).values(box, x, state)
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the density at physical points, at the end."""
+        state = self.solution.final
+        return np.asarray(pde.evaluate(state.v, state.map, self.case.problem.box, x))
 
 
 def movements(case: Case) -> dict[str, Any]:
@@ -50,38 +46,29 @@ def movements(case: Case) -> dict[str, Any]:
         "flow": pde.Flow(smoothing=0.3),
         "ours": pde.MultiLevel(),
         **feedback,
-        **({} if case.fields is None else {"nonlinear": case.fields}),
     }
 
 
-def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> Any:
-    """Integrates a case in given coordinates, within limits of time and rank.
-
-    Returns:
-      `pde.Solution`, or `pde.flows.Flown` where ``coordinates`` are `pde.Fields`.
-    """
+def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> pde.Solution:
+    """Integrates a case in given coordinates, within limits of time and rank."""
     end = time.thread_time() + seconds
-    options: dict[str, Any] = {
-        "t1": case.t1,
-        "dt": case.t1 / case.steps,
-        "tol": case.tol,
-        "max_rank": max_rank,
-        "saveat": pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
-        "progress": lambda _: time.thread_time() > end,
-    }
-    if isinstance(coordinates, pde.Fields):
-        return pde.flows.integrate(case.problem, coordinates, **options)
-    return pde.integrate(case.problem, coordinates=coordinates, **options)
+    return pde.integrate(
+        case.problem,
+        t1=case.t1,
+        dt=case.t1 / case.steps,
+        tol=case.tol,
+        coordinates=coordinates,
+        max_rank=max_rank,
+        saveat=pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
+        progress=lambda _: time.thread_time() > end,
+    )
 
 
 def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: int) -> Found:
     """Integrates a case in given coordinates; returns the run with its error."""
     start = time.perf_counter()
     solution = integrated(case, coordinates, seconds, max_rank)
-    spent, flow = time.perf_counter() - start, None
-    if isinstance(solution, pde.flows.Flown):
-        solution, flow = solution
-    found = Found(case, words, solution, None, spent, flow)
+    found = Found(case, words, solution, None, time.perf_counter() - start)
     if case.reference is not None:
         return found
     t = solution.final.t

@@ -16,22 +16,22 @@ Names by task:
   densities      evaluate marginal mass moments edge_mass resolution sample entropy
                  kullback_leibler flux square_root Estimate SquareRoot
   maps           AffineMap affine affine_generator Coefficients rank_reducing_map RankReduction
-  coordinates    Fixed Convex MultiLevel Flow Prescribed Motion; nonlinear: Fields FlowMap Flowed
-                 Shears Sheared field_motion FieldMotion
-  modules        problems, coords (how coordinates move), flows (nonlinear ones)
+  coordinates    Fixed Convex MultiLevel Flow Prescribed Motion
+  modules        problems, coords (how coordinates move)
 
 ``help(pde.integrate)`` describes a function, ``help(pde.Solution)`` a class with its methods.
 
 Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
-from tensorjax import _extras
-from tensorjax.pde import coords, flows, problems
+from typing import TYPE_CHECKING
+
+from tensorjax import _extras, _other_names
+from tensorjax.pde import coords, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mixture
-from tensorjax.pde._generators.field_motion import FieldMotion, field_motion
 from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
@@ -56,7 +56,6 @@ from tensorjax.pde._observables.square_root import SquareRoot, square_root
 from tensorjax.pde._observables.values_and_moments import evaluate, mass, moments
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
-from tensorjax.pde._problems.flowed_problem import Flowed
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.oscillators_and_populations import Duffing, LotkaVolterra, VanDerPol
@@ -65,8 +64,6 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
-from tensorjax.pde.flows import Fields, FlowMap
-from tensorjax.pde.shears import Sheared, Shears
 
 __all__ = [
     "CIR",
@@ -83,12 +80,8 @@ __all__ = [
     "Estimate",
     "Event",
     "Expectation",
-    "FieldMotion",
-    "Fields",
     "Fixed",
     "Flow",
-    "FlowMap",
-    "Flowed",
     "FokkerPlanck",
     "Function",
     "Gaussian",
@@ -112,8 +105,6 @@ __all__ = [
     "RightSide",
     "SaveAt",
     "Separable",
-    "Sheared",
-    "Shears",
     "Sin",
     "SlowModes",
     "Solution",
@@ -131,9 +122,7 @@ __all__ = [
     "entropy",
     "evaluate",
     "expectation",
-    "field_motion",
     "first_passage",
-    "flows",
     "flux",
     "integrate",
     "kullback_leibler",
@@ -152,3 +141,6 @@ __all__ = [
     "survival",
 ]
 __dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring
+
+if not TYPE_CHECKING:
+    __getattr__ = _other_names.missing(__name__, _other_names.REMOVED_FROM_PDE)

@@ -239,4 +239,4 @@ __all__ = [
 __dir__ = _extras.names(__name__, __all__)  # what `help` prints of them is the docstring's table
 
 if not TYPE_CHECKING:
-    __getattr__ = _other_names.missing(__name__)
+    __getattr__ = _other_names.missing(__name__, _other_names.FUNCTIONS)

@@ -2,11 +2,7 @@
 
 `crossed` takes `tt.cross`, which looks for a function with random entries of the whole grid. In ten
 dimensions these never meet the peak of a density: for a function that is concentrated `drawn` and
-`entrywise` take points drawn from a density close to it. `smooth` is for smooth, expensive
-functions: a function on a box that needs n points an axis to hold a narrow density may itself be
-smooth. It is evaluated on a coarse Chebyshev grid, whole where that is small, else by `crossed`,
-and the cores are interpolated. The error is measured at random points of the fine grid, and the
-coarse grid is doubled until it is below the tolerance.
+`entrywise` take points drawn from a density close to it.
 """
 
 import math
@@ -16,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import _chebyshev, _check, tt
+from tensorjax import _check, tt
 from tensorjax._cores import orthogonalization, products, rounding
-from tensorjax._cores.contractions import absorb, einsum, times_mode
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
@@ -29,10 +25,6 @@ Table = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _FIRST, _MOST, _HELD_OUT, _CHUNK = 128, 2048, 2000, 1 << 17
 # Of the tolerance, what one attempt leaves to the choice of rows; the next one takes a tenth.
 _SHARE = 0.1
-# Points of the fine grid that are compared.
-_TESTS = 128
-# Whole grids up to this size are evaluated at once.
-_WHOLE = 1 << 14
 
 
 class Points(NamedTuple):
@@ -307,67 +299,3 @@ def _finite(name: str, values: Any) -> np.ndarray:
     values = np.asarray(values, np.float64)
     _check.finite(name, values)
     return values
-
-
-def smooth(
-    name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
-) -> tuple[Cores, int]:
-    """Approximates a smooth vector-valued function by cross approximation on a coarser grid.
-
-    Args:
-      name: of the function, in errors.
-      f: smooth on the box.
-      box: of the points asked for.
-      tol: largest error, at points of the grid, over the largest value.
-      first: points of an axis that are tried first; they are doubled until the error is small.
-
-    Returns:
-      The cores, and how many points were enough.
-
-    Raises:
-      ValueError: the points of the box itself are not enough.
-    """
-    rng = np.random.default_rng(0)
-    index = [rng.integers(0, n, _TESTS) for n in box.shape]
-    exact = np.asarray(f(np.stack([p[i] for p, i in zip(box.points, index, strict=True)], 1)))
-    count, most = first, 2 * max(box.shape)
-    while True:
-        nodes = _chebyshev.roots(count)
-        at = [(a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes]
-        cores = _coarse_cores(name, f, at, tol)
-        weights = _chebyshev.root_weights(count)
-        pairs = zip(at, box.points, strict=True)
-        rows = [_chebyshev.lagrange(np, c, weights, p) for c, p in pairs]
-        fine = [times_mode(c, r) for r, c in zip(rows, cores, strict=False)]
-        found = np.ones((_TESTS, 1))
-        for c, i in zip(fine, index, strict=True):
-            found = einsum("ma,amb->mb", found, c[:, i])
-        found = found @ cores[-1][..., 0]
-        error = np.abs(found - exact).max() / (np.abs(exact).max() or 1.0)
-        if error <= tol:
-            return [*fine, cores[-1]], count
-        if 2 * count > most:
-            raise ValueError(
-                f"{name}: expected a smooth function, got an error of {error:.1g} from {count} "
-                f"points an axis for tol = {tol:.1g}; ask for less accuracy, or take steps that "
-                "deform coordinates less"
-            )
-        count *= 2
-
-
-def _coarse_cores(name: str, f: Any, points: list[np.ndarray], tol: float) -> Cores:
-    sizes = [len(p) for p in points]
-    if math.prod(sizes) > _WHOLE:
-        return crossed(name, f, points, tol / 3)
-    mesh = np.stack([m.ravel() for m in np.meshgrid(*points, indexing="ij")], 1)
-    rest = np.asarray(f(mesh), np.float64)
-    allowed = tol / 3 * float(np.linalg.norm(rest)) / len(points)
-    out: Cores = []
-    rank = 1
-    for n in sizes:
-        u, s, w = np.linalg.svd(rest.reshape(rank * n, -1), full_matrices=False)
-        tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
-        keep = max(int((tail > allowed).sum()), 1)
-        out.append(u[:, :keep].reshape(rank, n, keep))
-        rest, rank = s[:keep, None] * w[:keep], keep
-    return [*out, rest[..., None]]

@@ -1,1 +1,1 @@
-"""Coordinate maps: affine, by flows of vector fields, and their motion in time."""
+"""Coordinate maps: affine ones, their motion in time, and paths of points."""

@@ -230,12 +230,3 @@ class Problem(abc.ABC):
             f"{type(self).__name__}: expected a problem with an exact density to sample from; "
             "draw the points from a density of your own"
         )
-
-
-def check_unbounded(box: Any) -> None:
-    """Raises ValueError if a PDE problem has axes that nonlinear coordinates may not move."""
-    if not box.movable:
-        raise ValueError(
-            "problem: expected a box of unbounded axes, which nonlinear coordinates move, got "
-            "periodic ones, half-lines or walls; take pde.integrate"
-        )
