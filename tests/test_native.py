@@ -925,7 +925,8 @@ def test_products_in_one_call_are_numpys(dtype: str, least: int) -> None:
     a, b = (train(list(zip(*modes, strict=True)), 0) for modes in ((m, n), (n, k)))
     v = train([(i,) for i in n], 1)
     cases = [(tt.hadamard, x, y), (tt.hadamard, a, a), (tt.matvec, a, v), (tt.matmul, a, b)]
-    cases += [] if dtype[0] == "c" else [(tt.inner, v, v), (tt.inner, x, v)]
+    # Inner products of many terms cancel: their error is not relative to the result.
+    cases += [] if dtype[0] == "c" or least > 1 else [(tt.inner, v, v), (tt.inner, x, v)]
     for operation, left, right in cases:
         first_calls.forget_first_calls()
         first = operation(left, right)
