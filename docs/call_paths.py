@@ -27,7 +27,7 @@ PARTS = {
     "_kernels/conditions": "choice",
     "_kernels/first_calls": "choice",
     "_native/cpu_primitive": "choice",
-    "linalg/_subspaces/choose": "choice",
+    "linalg/_subspaces/method_choice": "choice",
     "linalg/_predicted_times": "choice",
     "_transfer": "result",
     "_placement:placed_like": "result",

@@ -346,12 +346,12 @@ def points(name: str, value: Any) -> np.ndarray:
 def scalar(name: str, value: Any) -> None:
     """Checks an argument: raises TypeError unless it is one number, real or complex."""
     kinds = numbers.Number | np.generic | np.ndarray | jax.Array
-    if not isinstance(value, kinds) or np.ndim(value) or not _is_number(value):
+    if (
+        not isinstance(value, kinds)
+        or np.ndim(value)
+        or not (isinstance(value, numbers.Number) or jnp.issubdtype(value.dtype, jnp.number))
+    ):
         raise TypeError(f"{name}: expected a number, got {short(value)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Number) or jnp.issubdtype(value.dtype, jnp.number)
 
 
 def key(value: Any, name: str = "key") -> Any:

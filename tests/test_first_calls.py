@@ -12,8 +12,8 @@ from tensorjax import _transfer, convert, mera, sketch, tt, tucker
 from tensorjax._formats import random_arrays
 from tensorjax._kernels.table import NUMPY
 from tensorjax.nn import _initializers
-from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _overlaps
+from tensorjax.sketch import _apply
+from tensorjax.tt import _inner_product_kernels
 from tests.oracles import compilations
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -128,12 +128,14 @@ def test_first_bilinear_forms_compile_nothing_where_inner_products_do_not():
 def test_a_habit_gets_a_program(monkeypatch):
     """Of XLA, or of one call of C++ where that was built."""
     x, y, *_ = drawn(9101)
-    served, swept = [], _overlaps._swept
-    monkeypatch.setattr(_overlaps, "_swept", lambda *cores: served.append(cores) or swept(*cores))
+    served, swept = [], _inner_product_kernels._swept
+    monkeypatch.setattr(
+        _inner_product_kernels, "_swept", lambda *cores: served.append(cores) or swept(*cores)
+    )
     counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
     assert counts == [*range(1, 11), 10, 10, 10]
     half = x.astype(jnp.float32).astype(jnp.bfloat16)
-    assert _overlaps.inner_on_host(half, half) is None
+    assert _inner_product_kernels.inner_on_host(half, half) is None
 
 
 def test_new_sites_numbers_of_rows_and_batches_compile_nothing():
@@ -173,9 +175,9 @@ def test_maps_of_few_long_rows(seed):
     surplus = sketch.ttrp(jax.random.key(seed), modes, size, rank=1 + seed, dtype=dtype)
     for q in (p, surplus):
         x = rng.standard_normal((rows, np.prod(modes))).astype(dtype)
-        assert _apply_on_host._matrices_from_left(q, rows, x.shape[1])
+        assert _apply._matrices_from_left(q, rows, x.shape[1])
         many = np.concatenate([x, np.zeros((1000, x.shape[1]), dtype)])
-        assert not _apply_on_host._matrices_from_left(q, len(many), x.shape[1])
+        assert not _apply._matrices_from_left(q, len(many), x.shape[1])
         for _ in range(2):  # the matrices are kept after the first call
             close(sketch.apply(q, jnp.asarray(x)), sketch.apply(q, jnp.asarray(many))[:rows])
 

@@ -23,10 +23,10 @@ from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense_and_tt
-from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _inner_products, _overlaps, _products, _products_on_host
+from tensorjax.sketch import _apply
+from tensorjax.tt import _entries, _exact_arithmetic, _inner_products, _products
+from tensorjax.tt import _inner_product_kernels as inners
 from tensorjax.tt._arrays import mode_products, reshaping
-from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._statistics import sampling
 from tensorjax.tt._tt_svd import from_dense
@@ -242,24 +242,26 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (_overlaps, "_swept"), (_inner_products, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (inners, "host_overlap"), (_inner_products, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (_overlaps, "_swept"), (_inner_products, "_norm"), SINGLE),
+    "tt.norm": (
+        lambda g: tt.norm(g.x), (inners, "host_overlap"), (_inner_products, "_norm"), SINGLE,
+    ),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
-        (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
+        (_exact_arithmetic._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
     ),
     "tt.matvec": (
         lambda g: tt.matvec(g.a, g.x),
-        (_products_on_host._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
+        (_exact_arithmetic._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
     ),
     "tt.matmul": (
         lambda g: tt.matmul(tt.transpose(g.a), g.a),
-        (_products_on_host._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
+        (_exact_arithmetic._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
-        (entries_on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
+        (_entries, "entries"), (_entries, "_evaluate"), SINGLE,
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
@@ -318,7 +320,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "sketch.apply": (
         lambda g: sketch.apply(g.p, g.data),
-        (_apply_on_host, "project"), (_apply, "_project"), SINGLE,
+        (_apply, "_project_by_numpy"), (_apply, "_project"), SINGLE,
     ),
 }  # fmt: skip
 DEFAULT = ("tt.inner", "tt.evaluate", "tt.hadamard", "tt.from_dense(rank=)", "tt.round(tol=)")
@@ -343,8 +345,8 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
     with monkeypatch.context() as patch:
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
-        wrap("C++", _products_on_host, "_product_in_one_call")
-        wrap("C++", _overlaps, "_overlap_in_one_call")
+        wrap("C++", _exact_arithmetic, "_product_in_one_call")
+        wrap("C++", inners, "_overlap_in_one_call")
         yield seen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorjax import _native, _placement, _transfer, sketch, tt
-from tensorjax._kernels import first_calls, known_trains
+from tensorjax._kernels import first_calls, train_signatures
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
 CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
@@ -64,7 +64,7 @@ def test_calls_that_are_known_agree_with_the_first_ones(name: str, seed: int) ->
     for later in found[1:]:
         np.testing.assert_allclose(later, found[0], rtol=1e3 * eps, atol=1e3 * eps)
     served = not _native.status() and (name != "inner" or seed % 4 < 2)
-    assert bool(known_trains._known) == served
+    assert bool(train_signatures._known) == served
     # Nothing of it is used where values are traced, nor where shapes differ.
     traced = jax.jit(lambda x, y, a, b: call(x, y, a, b))(*operands)
     np.testing.assert_allclose(dense(traced), found[0], rtol=1e3 * eps, atol=1e3 * eps)
@@ -80,9 +80,9 @@ def test_trains_that_have_no_signature() -> None:
     batch = jax.tree.map(lambda c: c[None], x)
     hosted = tt.TT._unchecked(tuple(np.asarray(c) for c in x.cores))
     for t in (committed, mixed, batch, hosted, tt.TT._unchecked((None, 3)), 3, np.ones(2)):
-        assert known_trains.signature(t) is None
-    assert known_trains.signature(x) is known_trains.signature(tt.TT(x.cores))
-    assert (known_trains.signature(x) is known_trains.signature(y)) == (x.ranks == y.ranks)
+        assert train_signatures.signature(t) is None
+    assert train_signatures.signature(x) is train_signatures.signature(tt.TT(x.cores))
+    assert (train_signatures.signature(x) is train_signatures.signature(y)) == (x.ranks == y.ranks)
 
 
 def test_wide_trains_are_refused_where_jax_has_no_wide_types() -> None:

@@ -108,7 +108,7 @@ def test_evaluate_takes_batches_and_negative_indices(rng):
 
 
 def test_long_batches_are_evaluated_in_pieces(rng, monkeypatch):
-    monkeypatch.setattr("tensorjax.tt._evaluation.evaluate._GATHER_LIMIT", 16)
+    monkeypatch.setattr("tensorjax.tt._entries._GATHER_LIMIT", 16)
     x = train(rng, (3, 3))
     indices = rng.integers(-3, 3, (11, 2))
     assert error(tt.evaluate(x, indices), dense(x)[tuple(indices.T)]) <= 1e-13

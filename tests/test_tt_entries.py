@@ -7,9 +7,8 @@ import pytest
 
 from tensorjax import tt, tucker
 from tensorjax._kernels import conditions, first_calls
+from tensorjax.tt import _entries
 from tensorjax.tt._arrays import mode_products
-from tensorjax.tt._evaluation import entries_on_host
-from tensorjax.tt._evaluation import evaluate as _evaluate
 from tests import oracles
 
 
@@ -49,8 +48,8 @@ def test_every_way_to_multiply_agrees_with_programs(monkeypatch):
     ]:  # fmt: skip
         t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
         i = rng.integers(0, shape, (count, len(shape)))
-        expected = _evaluate._evaluate(t, jnp.asarray(i))
-        found = entries_on_host.entries(t, i, _evaluate._groups(t, count))
+        expected = _entries._evaluate(t, jnp.asarray(i))
+        found = _entries.entries(t, i, _entries._groups(t, count))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 

@@ -123,7 +123,7 @@ def _held_by_lapack(x: np.ndarray) -> np.ndarray:
 
 
 def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) -> list[Any]:
-    """Scales a decomposition's arrays by 2^exponent, casts them, and transfers them to JAX."""
+    """Scales the arrays of a dense array's decomposition, casts them, and transfers them to JAX."""
     # What was not scaled has passed `squares_fit`: in its own dtype there is nothing to balance.
     if exponent or parts[-1].dtype != dtype:
         parts = balanced(parts, exponent, fit=linalg.exponents_held(dtype))

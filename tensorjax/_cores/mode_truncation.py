@@ -26,7 +26,7 @@ from tensorjax._cores.scaling import in_range
 from tensorjax._cores.unfoldings import Cores, mode_unfolding, tall, wide
 from tensorjax.linalg._arrays import adjoint, energy, epsilon, identity_like, matmul, where_positive
 from tensorjax.linalg._powers_of_two import normalized
-from tensorjax.linalg._subspaces.choose import choose
+from tensorjax.linalg._subspaces.method_choice import choose
 from tensorjax.linalg._subspaces.truncated_basis import left_basis
 from tensorjax.linalg._svd_eigh_polar import eigh
 

@@ -167,7 +167,7 @@ def times_in_range(arrays: Sequence[Any], at: int, matrix: Any, times: Times, na
     out = _times_in_range(tuple(arrays), at, matrix, times)
     if choose_kernel("tt.mode_product", out) is not NUMPY:
         return out
-    if all(map(_is_in_use, out)) or not _are_finite([*arrays, matrix]):
+    if all(map(_is_in_use, out)) or not are_finite([*arrays, matrix]):
         return out
     # Something is infinite or zero: known from the product in double precision whether rightly.
     wide = np.complex128 if matrix.dtype.kind == "c" else np.float64
@@ -200,5 +200,6 @@ def _is_in_use(array: Any) -> bool:
     return bool(np.isfinite(host).all() and host.any())
 
 
-def _are_finite(arrays: Sequence[Any]) -> bool:
+def are_finite(arrays: Sequence[Any]) -> bool:
+    """Whether all entries of concrete arrays, such as products of cores, are finite."""
     return all(bool(np.isfinite(np.asarray(a)).all()) for a in arrays)

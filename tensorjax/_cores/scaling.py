@@ -21,6 +21,7 @@ from tensorjax.linalg._powers_of_two import (
 )
 
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
+NORM_NEAR = 4  # powers of two that norms of cores may be off one, in `norms_near_one`
 # Trains of so many cores at most: the remainder of their exponent, by one core, is in range.
 _FEW_CORES = 64
 _NARROW = 64  # powers of two: a dtype whose range ends below them is narrow
@@ -135,6 +136,24 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
             small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
             exponents.append(e)
     return small, settled(sum(exponents))
+
+
+def norms_near_one(cores: Cores) -> tuple[Cores, int]:
+    """Scales host cores whose norms are far from one by powers of two; returns the exponent.
+
+    Faster than `near_one`, by the dot product of a core with itself.
+    """
+    low, high = 4.0**-NORM_NEAR, 4.0**NORM_NEAR
+    out, total = [], 0
+    squares = [np.vdot(core, core).real for core in cores]
+    if low < min(squares) and max(squares) < high:
+        return cores, 0
+    for core, square in zip(cores, squares, strict=True):
+        if not low < square < high:
+            e = int(exponent_of(core))
+            core, total = scaled(core, -e), total + e
+        out.append(core)
+    return out, total
 
 
 def evened(cores: Cores) -> tuple[Cores, int]:

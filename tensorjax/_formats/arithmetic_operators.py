@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
+from tensorjax._cores.products import are_finite
 from tensorjax._formats.array_protocol_errors import (
     NoArray,
     asked_by_jax,
@@ -258,7 +259,7 @@ def _far_scaled(x: Any, f: Callable[[Any], Any], exponent: int, dtype: Any, what
         getattr(a, "is_fully_addressable", True) for a in arrays
     ):
         return shared
-    infinite = exponent > 0 and not _are_finite(arrays) and _are_finite(before)
+    infinite = exponent > 0 and not are_finite(arrays) and are_finite(before)
     # A CPU's arrays are read without a transfer.
     if infinite or (all(map(_on_cpu, arrays)) and _have_vanished(before, arrays)):
         raise OverflowError(
@@ -291,10 +292,6 @@ def _moved(a: Any, exponent: int) -> Any:
         step = max(-most, min(most, exponent))
         a, exponent = a * 2.0**step, exponent - step
     return a
-
-
-def _are_finite(arrays: Any) -> bool:
-    return all(bool(np.isfinite(np.asarray(a)).all()) for a in arrays)
 
 
 def _have_vanished(before: Any, after: Any) -> bool:
@@ -353,7 +350,7 @@ def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
     value = scalar if type(scalar) in (int, float) else _python(scalar, dtype)
     parts = [value.real, value.imag] if isinstance(value, complex) else [value]
     size = max(map(abs, parts))
-    if low <= size <= high or not size or not _is_finite(size):
+    if low <= size <= high or not size or not (isinstance(size, int) or math.isfinite(size)):
         return (value if isinstance(value, complex) else float(value)), 0
     exponent = size.bit_length() if isinstance(size, int) else math.frexp(size)[1]
     parts = [_halved(p, exponent) for p in parts]
@@ -376,10 +373,6 @@ def _range(dtype: Any) -> tuple[float, float]:
     """
     info = jnp.finfo(dtype)
     return 2.0 ** (int(info.minexp) // 2), 2.0 ** (int(info.maxexp) // 2)
-
-
-def _is_finite(size: Any) -> bool:
-    return isinstance(size, int) or math.isfinite(size)
 
 
 def _halved(part: Any, exponent: int) -> float:

@@ -15,18 +15,18 @@ than that.
 """
 
 from tensorjax._native.entries_kernel import Evaluator, entries, in_one_piece
-from tensorjax._native.inner_and_hadamard import (
+from tensorjax._native.loading import kernels, status
+from tensorjax._native.lookups import look_up, look_up_gradient
+from tensorjax._native.matrix_kernels import gram, pivoted_cholesky, project, sketch
+from tensorjax._native.sums_and_products import (
+    add,
     exact_product,
     inner,
     multiply,
     overlap,
     product_shapes,
+    sum_shapes,
 )
-from tensorjax._native.loading import kernels, status
-from tensorjax._native.lookups import look_up, look_up_gradient
-from tensorjax._native.matrices import gram, pivoted_cholesky, project
-from tensorjax._native.sketches import sketch
-from tensorjax._native.sums import add, sum_shapes
 from tensorjax._native.tt_rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.tt_svd_small import tt_svd
 

@@ -11,7 +11,7 @@ Example:
   (2, 2, 2, 2)
 """
 
-from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo, TuckerInfo
+from tensorjax.convert._reports import CutInfo, LayerInfo, MERAInfo, TuckerInfo
 from tensorjax.convert._tt_to_mera import tt_to_mera
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
 

@@ -19,7 +19,7 @@ from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangler_search
 from tensorjax.convert._disentangler_search import Options, applied
-from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
+from tensorjax.convert._reports import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
 from tensorjax.mera import MERA, Layer, Wiring
 from tensorjax.mera._to_dense_and_tt import exact_train

@@ -16,7 +16,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.convert._info import TuckerInfo
+from tensorjax.convert._reports import TuckerInfo
 from tensorjax.tt import TT
 from tensorjax.tucker import Tucker
 
@@ -134,7 +134,7 @@ def _to_ranks_on_host(
 
 
 def _from_host(t: TT, cut: mode_truncation.Truncated, exponent: int) -> Tucker:
-    """Builds 2^exponent times a truncated train in Tucker form, in the dtype of t."""
+    """Builds the Tucker tensor of a train whose modes were truncated, times 2^exponent."""
     refused = (
         f"t: {t.dtype} cannot hold the cores of its Tucker tensor, whose factors are "
         "orthonormal; convert tt.normalize(t), or cast t to a wider dtype"

@@ -48,9 +48,9 @@ from tensorjax.linalg._powers_of_two import (
     squares_fit,
 )
 from tensorjax.linalg._qr import after, orthonormal_rows, qr, triangle
-from tensorjax.linalg._subspaces.choose import METHODS, Method, choose
-from tensorjax.linalg._subspaces.full_spectrum import leading_eigenvectors
+from tensorjax.linalg._subspaces.method_choice import METHODS, Method, choose
 from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
+from tensorjax.linalg._subspaces.spectrum import leading_eigenvectors
 from tensorjax.linalg._subspaces.square_factor import factor_near_one, square_factor
 from tensorjax.linalg._subspaces.truncated_basis import Basis, left_basis
 from tensorjax.linalg._svd_eigh_polar import eigh, polar, svd

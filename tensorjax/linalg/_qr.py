@@ -113,7 +113,7 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
     lower = jnp.tril(qc, -1)
     omega = lower - adjoint(lower)
     if jnp.iscomplexobj(qc):  # r has a real diagonal, so the phase moves into q
-        omega = omega + _imaginary_diagonal(qc)
+        omega = omega + (qc - qc.conj()) / 2 * eye_like(qc)
     dq = c - matmul(q, qc) + matmul(q, omega)
     dr = matmul(adjoint(q), da) - matmul(omega, r)
     return (q, r), (dq, dr)
@@ -146,10 +146,6 @@ def _triangle(a: jax.Array) -> jax.Array:
 def _triangle_jvp(primals: Any, tangents: Any) -> Any:
     (_, r), (_, dr) = jax.jvp(_qr_tall, primals, tangents)
     return r, dr
-
-
-def _imaginary_diagonal(a: jax.Array) -> jax.Array:
-    return (a - a.conj()) / 2 * eye_like(a)
 
 
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:

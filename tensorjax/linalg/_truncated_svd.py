@@ -21,7 +21,7 @@ from tensorjax.linalg._arrays import (
 )
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._powers_of_two import normalized, scaled
-from tensorjax.linalg._subspaces.choose import Method, choose
+from tensorjax.linalg._subspaces.method_choice import Method, choose
 from tensorjax.linalg._subspaces.truncated_basis import left_basis
 from tensorjax.linalg._svd_eigh_polar import svd
 

@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
@@ -274,8 +275,7 @@ class MultiLevel(_ByState):
         object.__setattr__(self, "levels", tuple(float(x) for x in self.levels))
         if not all(0 < x < 1 for x in self.levels):
             raise ValueError(f"levels: expected relative errors in (0, 1), got {self.levels}")
-        if not (np.isfinite(self.kappa) and self.kappa >= 0):
-            raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
+        _check.number("kappa", self.kappa, low=0)
 
     def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         if not self.guard or self.kappa > 0:
@@ -363,10 +363,8 @@ class Flow(_ByState):
     smoothing: float = 0.1
 
     def __post_init__(self):
-        if not (np.isfinite(self.smoothing) and self.smoothing >= 0):
-            raise ValueError(f"smoothing: expected a number >= 0, got {self.smoothing!r}")
-        if not (np.isfinite(self.rate) and self.rate > 0):
-            raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
+        _check.number("smoothing", self.smoothing, low=0)
+        _check.number("rate", self.rate, low=0, open=True)
 
     def _chosen(self, setting: Setting, form: normal.Form) -> Motion:
         scale = setting.point.scale
@@ -379,10 +377,8 @@ class Flow(_ByState):
 
 
 def _check_options(regularization: float, gauge: str) -> None:
-    if not (np.isfinite(regularization) and regularization >= 0):
-        raise ValueError(f"regularization: expected a number >= 0, got {regularization!r}")
-    if gauge not in get_args(Gauge):
-        raise ValueError(f"gauge: expected one of {get_args(Gauge)}, got {gauge!r}")
+    _check.number("regularization", regularization, low=0)
+    _check.choice("gauge", gauge, get_args(Gauge))
 
 
 class Replay:

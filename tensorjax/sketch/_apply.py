@@ -2,6 +2,7 @@
 
 import functools
 import math
+from itertools import pairwise
 from typing import Any, overload
 
 import jax
@@ -10,16 +11,18 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import sparse as jsparse
 
-from tensorjax import _check, _placement, tt
+from tensorjax import _blas_threads, _check, _placement, tt
+from tensorjax._cores.contractions import einsum
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import fast_by_blas
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
-from tensorjax.sketch import _apply_on_host, _sparse_input
+from tensorjax._transfer import aligned, on_device
+from tensorjax.sketch import _mode_groups, _sparse_input
 from tensorjax.sketch._dense_input import project
-from tensorjax.sketch._map_cores import as_dtype
+from tensorjax.sketch._map_cores import as_dtype, merge
 from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator, promoted
 from tensorjax.sketch._train_input import project_train
 
@@ -84,7 +87,7 @@ def apply(p: Projection, x: Any) -> Any:
     """
     lead = _known_lead(p, x)
     if lead is not None:
-        return _finite(x, *_apply_on_host.project(p, x, lead))
+        return _finite(x, *_project_by_numpy(p, x, lead))
     if not isinstance(p, Projection):
         raise TypeError(
             f"p: expected a random map, as from sketch.ttrp(key, N, M), got {type(p).__name__}"
@@ -122,7 +125,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     chosen = _kernel(p, x)
     if chosen is NUMPY:
         _remember(p, x, lead)
-        y, finite = _apply_on_host.project(p, x, lead)
+        y, finite = _project_by_numpy(p, x, lead)
     elif chosen is ROUNDED:
         y, finite = _project_host(p, np.asarray(x), lead)
     else:
@@ -145,7 +148,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 
 def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
-    """Keeps with a map that NumPy serves JAX arrays of a shape: to ask takes as long as few rows.
+    """Records in a random map that `apply` uses NumPy for JAX arrays of a shape and dtype.
 
     Kept where that does not depend on how many calls have come before.
     """
@@ -156,7 +159,7 @@ def _remember(p: Projection, x: Any, lead: tuple[int, ...]) -> None:
 
 
 def _known_lead(p: Any, x: Any) -> tuple[int, ...] | None:
-    """Returns the batch axes of rows to which NumPy is known to apply a map; None of others."""
+    """Returns the batch axes of an input for which `apply` has recorded NumPy; None for others."""
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.committed:
         return None
     kept = getattr(p, "_leads", None)
@@ -287,3 +290,118 @@ def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
     wide = accumulator(dtype)
     y = _sparse_input.project(as_dtype(p, wide), values.astype(wide), rows, digits, math.prod(lead))
     return y.astype(dtype).reshape(*lead, p.out_size)
+
+
+# Below this many elements, BLAS threads cost more than they gain.
+_THREADS = 2**18
+# Rows times the square of the largest TT-rank up to which the first modes are mapped first:
+# products of so few matrices, each with long rows, cost a BLAS less than one with few columns.
+_LONG_ROWS = 512
+# Elements of the modes that are then mapped by one product: it takes as long to read the rows.
+_JOINED = 32
+# Numbers of rows for which a map keeps its matrices.
+_MOST_KEPT = 16
+
+
+def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
+    """Applies a map to rows x on the host by NumPy, to (…, M), and tells if all is finite."""
+    rows = np.asarray(x).reshape(math.prod(lead), -1)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
+        if isinstance(p, Dense):
+            matrix = np.asarray(p.matrix)
+            # Of few rows a BLAS takes less time with the map as the first factor.
+            few = len(rows) < len(matrix) and rows.dtype.itemsize == 4
+            y = aligned((len(rows), len(matrix)), rows.dtype)
+            if few:
+                y[...] = (matrix @ rows.T).T
+            else:
+                np.matmul(rows, matrix.T, out=y)
+            y *= 1 / math.sqrt(p.out_size)
+        else:
+            y = _kronecker(p, rows)
+        flat = y.reshape(-1)
+        # A finite sum of squares means finite entries, in a fifth of the time.
+        finite = math.isfinite(np.vdot(flat, flat).real) or bool(np.isfinite(y).all())
+    return on_device([y.reshape(*lead, p.out_size)])[0], finite
+
+
+def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
+    """Applies a Kronecker map to rows by NumPy on the host, group by group of its modes."""
+    batch, size = x.shape
+    known = _matrices_from_left(p, batch, size)
+    if known:
+        return _from_left(x, known)[:, : p.out_size]
+    n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    plan = _mode_groups.choose(batch, size, n, m, ranks)
+    if plan.pads_input:
+        x = np.pad(x, ((0, 0), (0, math.prod(n) - size)))
+    cores = [np.asarray(c) for c in p.cores]
+    y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
+    for s, e in reversed(list(pairwise(plan.cuts))):
+        y = _group(y, merge(cores[s:e], einsum)[:, :, : y.shape[1]])
+    y = y.reshape(batch, -1)[:, : p.out_size]
+    return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
+
+
+def _matrices_from_left(p: Kronecker, batch: int, size: int) -> list[tuple[Any, int, int]]:
+    """Returns a map's matrices on the host, to be applied from the left; none of many rows.
+
+    Each with its rows and columns over one mode of the image: (matrix, m, columns). They are kept
+    with the map: to make them takes as long as to map few rows.
+    """
+    kept = vars(p).setdefault("_from_left", {})
+    key = batch, size
+    if key not in kept:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        cuts = _cuts_from_left(batch, size, p.in_shape, p.out_shape, (1, *p.ranks, 1))
+        matrices = []
+        cores = [np.asarray(c) for c in p.cores] if cuts else []
+        for s, e in pairwise(cuts):
+            core = merge(cores[s:e], einsum)
+            left, m, n, right = core.shape
+            matrices.append((core.transpose(1, 3, 0, 2).reshape(m * right, left * n), m, left * n))
+        if cuts:
+            scale = 1 / math.sqrt(p.out_size * math.prod(p.ranks))
+            last, *sizes = matrices[-1]
+            matrices[-1] = (last * last.dtype.type(scale), *sizes)
+        kept[key] = matrices
+    return kept[key]
+
+
+@functools.lru_cache(maxsize=4096)
+def _cuts_from_left(
+    batch: int, size: int, n: tuple[int, ...], m: tuple[int, ...], ranks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Returns the cuts of a Kronecker map's modes to be mapped from the left; none of many rows."""
+    if size != math.prod(n) or batch * max(ranks) ** 2 > _LONG_ROWS:
+        return ()
+    cuts, inner = [0], n[0]
+    for k in range(1, len(n)):
+        inner *= n[k]
+        if inner > _JOINED:
+            cuts, inner = [*cuts, k], n[k]
+    return (*cuts, len(n)) if len(cuts) > 1 else ()
+
+
+def _from_left(x: np.ndarray, matrices: list[tuple[Any, int, int]]) -> np.ndarray:
+    """Applies the matrices of a Kronecker map on the host to rows, the first modes first."""
+    batch = count = len(x)  # matrices (modes and bond, rest)
+    for matrix, m, columns in matrices[:-1]:
+        x = matrix @ x.reshape(count, columns, -1)
+        count *= m
+    matrix, _, columns = matrices[-1]
+    return (x.reshape(-1, columns) @ matrix.T).reshape(batch, -1)
+
+
+def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
+    """Applies one merged core of a Kronecker map on the host to an array (batch, n, bond, done)."""
+    batch, size, bond, done = y.shape
+    left, m, n, _ = core.shape
+    rest = size // n
+    matrix = core.transpose(2, 3, 0, 1).reshape(n * bond, left * m)
+    if done == 1:
+        return einsum("bra,alm->brlm", y.reshape(batch, rest, -1), matrix.reshape(-1, left, m))
+    rows = y.reshape(batch * rest, n * bond, done)
+    images = matrix.T @ rows
+    return images.reshape(batch, rest, left, m * done)

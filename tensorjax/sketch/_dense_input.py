@@ -35,7 +35,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
     """Multiplies dense rows by a random map, x wᵀ, with w padded to a multiple of eight rows."""
     count = w.shape[0]
-    w = jnp.pad(w, ((0, padded_columns(count) - count), (0, 0)))
+    w = jnp.pad(w, ((0, -count % 8 if count > 4 else 0), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
     return y[:, :count]
 
@@ -168,8 +168,3 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
         return jax.vmap(one)(x) * scale
     rows_at_once = max(1, _CHUNK // p.sign.shape[0])
     return jax.lax.map(one, x, batch_size=min(rows_at_once, rows)) * scale
-
-
-def padded_columns(count: int) -> int:
-    """Rounds a matrix's column count up to a multiple of 8, to project dense input fast."""
-    return count if count <= 4 else -(-count // 8) * 8

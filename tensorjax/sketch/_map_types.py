@@ -86,14 +86,9 @@ def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 def law(distribution: str, s: float = 3.0) -> Law:
     """Returns the law of entries of a random map's type by name: distribution, fourth moment."""
-    moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
+    moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": _check.number("s", s, low=1)}
     _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])
-
-
-def sparsity(s: Any) -> float:
-    """Checks the inverse density s of the sparse type of random map; ValueError if below 1."""
-    return _check.number("s", s, low=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -265,7 +265,9 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
     first[0, 0] = 1
     state = jnp.asarray(first, cores[0].dtype)
     for k, (core, weight) in enumerate(zip(cores, weights, strict=True)):
-        bond = _fourth_moments.bond_weights(kind.ranks[k - 1]) if k else _first_bond()
+        bond = np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
+        if k:
+            bond = _fourth_moments.bond_weights(kind.ranks[k - 1])
         # From (chain state, automaton) on the left of the mode to those on its right.
         mixing = bond[:, :, None, None] * weight[list(_fourth_moments.PAIRING)][None]
         mixing = jnp.asarray(mixing.swapaxes(1, 2), core.dtype)
@@ -277,11 +279,6 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
             parts.append(out.reshape(*part.shape[:2], *out.shape[1:]))
         state = jnp.concatenate(parts)
     return jnp.real(jnp.sum(state[1:]))
-
-
-def _first_bond() -> np.ndarray:
-    """Returns the start of the sweep over modes that computes a random map's variance."""
-    return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:

@@ -44,7 +44,6 @@ from typing import TYPE_CHECKING
 from tensorjax import _extras, _other_names
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import functions, patches, quantics
-from tensorjax.tt._algebra import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing_and_concatenation import (
@@ -53,18 +52,16 @@ from tensorjax.tt._arrays.indexing_and_concatenation import (
     matrix_item,
     pad_modes,
 )
-from tensorjax.tt._arrays.matrices import (
-    dense_before,
-    dense_product,
+from tensorjax.tt._arrays.mode_products import contract_modes, mode_product
+from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
+from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
+from tensorjax.tt._arrays.tensordot import tensordot
+from tensorjax.tt._arrays.trace_diagonal_pinv import (
     diagonal,
     diagonal_matrix,
     pinv,
     trace,
 )
-from tensorjax.tt._arrays.mode_products import contract_modes, mode_product
-from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
-from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
-from tensorjax.tt._arrays.tensordot import tensordot
 from tensorjax.tt._bilinear_forms import bilinear_form, pairwise_inner
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
@@ -75,6 +72,8 @@ from tensorjax.tt._constructors import (
     ones,
     ones_like,
     ones_matrix,
+    random,
+    random_matrix,
     rank_one,
     rank_one_matrix,
     unit,
@@ -84,7 +83,8 @@ from tensorjax.tt._constructors import (
 )
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
-from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._entries import evaluate
+from tensorjax.tt._exact_arithmetic import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._inner_products import distance, inner, log_norm, norm, normalize
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.riemannian_gradients import (
@@ -100,10 +100,16 @@ from tensorjax.tt._manifold.tangent_space import (
     tangent_sum,
     transport,
 )
-from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
+from tensorjax.tt._products import (
+    dense_before,
+    dense_product,
+    hadamard,
+    linear_combination,
+    matmul,
+    matvec,
+)
 from tensorjax.tt._quadrature.integral_info import IntegrateInfo
 from tensorjax.tt._quadrature.integrate import integrate
-from tensorjax.tt._random import random, random_matrix
 from tensorjax.tt._rank_padding import effective_ranks, pad, trim
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 from tensorjax.tt._rounding.round import round

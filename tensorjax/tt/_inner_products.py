@@ -14,13 +14,13 @@ from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
 from tensorjax._formats.overflow_checks import held, power_of_ten
 from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.known_trains import is_known
 from tensorjax._kernels.table import PROGRAM
+from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _overlaps
-from tensorjax.tt._algebra import conj
+from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._broadcasting import aligned
+from tensorjax.tt._exact_arithmetic import conj
 from tensorjax.tt._folding import as_train
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
@@ -60,25 +60,25 @@ def inner(x: Train, y: Train) -> jax.Array:
     of complex trains, are programs.
     """
     if is_known("inner", x, y):
-        return _held(_overlaps.in_one_call(cast(TT, x), cast(TT, y)), x, y)
+        return _held(_inner_product_kernels.in_one_call(cast(TT, x), cast(TT, y)), x, y)
     return _checked_inner(x, y)
 
 
 @as_train
 def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
-    value = _overlaps.inner_on_host(cast(TT, x), cast(TT, y))
+    value = _inner_product_kernels.inner_on_host(cast(TT, x), cast(TT, y))
     return _held(_inner(x, y) if value is None else value, x, y)
 
 
 def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
-    powers = functools.partial(_overlaps.powers, x, y)
+    powers = functools.partial(_inner_product_kernels.powers, x, y)
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
-    return linalg.scaled(*_overlaps.overlap(conj(x), y))
+    return linalg.scaled(*_inner_product_kernels.overlap(conj(x), y))
 
 
 @placed
@@ -110,15 +110,15 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2.
     """
-    value = _overlaps.norm_on_host(cast(TT, x))
+    value = _inner_product_kernels.norm_on_host(cast(TT, x))
     value = _norm(x) if value is None else value
-    powers = functools.partial(_overlaps.norm_powers, cast(TT, x))
+    powers = functools.partial(_inner_product_kernels.norm_powers, cast(TT, x))
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
 
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    mantissa, exponent = _overlaps.overlap(conj(x), x, True)
+    mantissa, exponent = _inner_product_kernels.overlap(conj(x), x, True)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
@@ -202,7 +202,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Source: ours.
     """
     t = cast(TT, t)
-    found = _overlaps.squared_norm_on_host(t)
+    found = _inner_product_kernels.squared_norm_on_host(t)
     if found is None:
         return _log_norm(t)
     square, half = found
@@ -213,7 +213,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
 
 @jax.jit
 def _log_norm(t: TT) -> jax.Array:
-    square, half = _overlaps.squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
+    square, half = _inner_product_kernels.squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
     none = square <= 0
     log = jnp.log(jnp.where(none, 1, square)) / 2 + half.astype(square.dtype) * math.log(2)
     return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
@@ -256,7 +256,7 @@ def _normalized(t: Any) -> Any:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    found = _overlaps.squared_norm_on_host(TT._unchecked(tuple(cores)))
+    found = _inner_product_kernels.squared_norm_on_host(TT._unchecked(tuple(cores)))
     assert found is not None  # by the same row of the table
     square, half = found
     if not square <= 0:
@@ -272,7 +272,7 @@ def _normalized_by_programs(t: TT) -> TT:
     small = TT._unchecked(
         tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
     )
-    square, half = _overlaps.squared_norm_by_program(small)
+    square, half = _inner_product_kernels.squared_norm_by_program(small)
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
     roots = [root] + [jnp.ones_like(root)] * (t.order - 1)

@@ -72,16 +72,8 @@ def _on_host(t: Tucker, factors: list[Any], gone: tuple[int, ...], places: list[
         core, kept = _without(np.asarray(core).astype(wide), host, gone)
         core = np.asarray(core).astype(t.dtype)
         factors = [u.astype(t.dtype) for u in kept]
-    if isinstance(core, TT):
-        for n in places:
-            core = core[(*[slice(None)] * n, None)]
-    else:
-        core = np.asarray(core)
-        for n in places:
-            core = np.expand_dims(core, n)
-    for n in places:
-        factors.insert(n, np.ones((1, 1), t.dtype))
-    leaves, structure = jax.tree.flatten(Tucker._unchecked(core, tuple(factors)))
+    core = core if isinstance(core, TT) else np.asarray(core)
+    leaves, structure = jax.tree.flatten(_with_new(core, factors, places, np))
     moved = iter(on_device([x for x in leaves if isinstance(x, np.ndarray)]))
     back = [next(moved) if isinstance(x, np.ndarray) else x for x in leaves]
     return jax.tree.unflatten(structure, back)
@@ -114,13 +106,10 @@ def _without(core: Any, factors: list[Any], gone: tuple[int, ...]) -> tuple[Any,
 _compiled_without = jax.jit(_without, static_argnums=2)
 
 
-def _with_new(core: Any, factors: list[jax.Array], places: list[int]) -> Tucker:
+def _with_new(core: Any, factors: list[Any], places: list[int], xp: Any = jnp) -> Tucker:
     """Inserts modes of size one into a Tucker tensor, as None in an index does."""
     for n in places:
-        dtype = core.dtype
-        factors.insert(n, jnp.ones((1, 1), dtype))
-        if isinstance(core, TT):
-            core = core[(*[slice(None)] * n, None)]
-        else:
-            core = jnp.expand_dims(core, n)
+        factors.insert(n, xp.ones((1, 1), core.dtype))
+        is_train = isinstance(core, TT)
+        core = core[(*[slice(None)] * n, None)] if is_train else xp.expand_dims(core, n)
     return Tucker._unchecked(core, tuple(factors))

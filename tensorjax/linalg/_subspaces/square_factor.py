@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul, root, scale_columns
 from tensorjax.linalg._powers_of_two import normalized, scaled
-from tensorjax.linalg._subspaces.choose import Method
-from tensorjax.linalg._subspaces.full_spectrum import left_spectrum, reciprocals
+from tensorjax.linalg._subspaces.method_choice import Method
+from tensorjax.linalg._subspaces.spectrum import left_spectrum, reciprocals
 from tensorjax.linalg._subspaces.truncated_basis import check_options
 
 

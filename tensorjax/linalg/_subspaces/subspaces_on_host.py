@@ -3,9 +3,11 @@
 A matrix whose smaller side is long is first sketched with a few random columns. Where the range of
 the sketch captures the energy to be kept, which is measured, the Gram matrix and its eigenvectors,
 many times the work, are skipped. Elsewhere they are computed; the cost of the failed sketch is kept
-small beside theirs.
+small beside theirs. Small matrices have functions of their own, with less overhead: one Gram matrix
+in double precision, with no choice between methods and no attempt that may fail.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint, epsilon
 from tensorjax.linalg._gram import host_energy, host_gram
 from tensorjax.linalg._qr import orthonormalized, qr
-from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, admitted, gram_floor
+from tensorjax.linalg._subspaces.method_choice import GRAM_NOISE, Method, admitted, gram_floor
 from tensorjax.linalg._svd_eigh_polar import eigh, svd
 
 # Number of entries converted to a wider dtype at a time.
@@ -46,8 +48,9 @@ _OTHERS, _HOPELESS = 32, 50
 # Residual energies are computed as a difference of energies where the tail allowed is this many
 # eps of the total; elsewhere the residual itself is computed.
 _SUBTRACTED = 1e4
-# From this many rows on, a Cholesky factorisation takes a small part of the eigenvectors' time.
-_WHOLE = 32
+# From _WHOLE rows on a Cholesky factorisation, which tests for full rank, takes a small part of the
+# eigenvectors' time. From _SKETCHED rows on a random sketch of a small matrix may be cheaper.
+_WHOLE, _SKETCHED = 32, 96
 # Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
 # gain nothing from them below the second number of entries.
 _ONE_THREAD, _MIDDLING = 256, 2**21
@@ -197,7 +200,7 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Truncates a host subspace further by known energies; None if these are too inaccurate."""
+    """Truncates the leading subspace of a host matrix by known energies; None if inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)
@@ -429,3 +432,44 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     lower = np.linalg.cholesky(g)
     q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
     return q, (adjoint(lower) * s).astype(a.dtype)
+
+
+@functools.cache
+def least_share(dtype: Any) -> float:
+    """Returns the least share of energy that a Gram matrix of a small host array can discard."""
+    return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
+
+
+def small_leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
+    """Computes the leading left or right singular subspace of a small NumPy matrix.
+
+    Args:
+      a: (m, n), of double precision.
+      asked: ``tail``, the energy that may be discarded; ``whole``, to test for the full rank first.
+      right: the subspace of the rows of ``a``.
+    """
+    if a.shape[right] >= _SKETCHED:
+        return leading(a, asked, right=right)
+    return of_gram(host_gram(a, right=right), asked)
+
+
+def of_gram(g: np.ndarray, asked: Asked) -> Subspace:
+    """Computes the leading subspace of a small host matrix from its Gram matrix."""
+    side = len(g)
+    if asked.whole and side >= _WHOLE and all_needed(g, asked):
+        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)
+    w, v = np.linalg.eigh(g)
+    sums = np.cumsum(np.maximum(w, 0))
+    total = float(sums[-1])
+    assert asked.tail is not None
+    allowed = max(asked.tail - _noise(g.dtype) * total, 0.0)
+    dropped = min(int(np.searchsorted(sums, allowed, side="right")), side - 1)
+    if dropped == 0:
+        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, total)
+    basis = np.ascontiguousarray(v[:, : dropped - 1 : -1])
+    return Subspace(basis, w[: dropped - 1 : -1], float(sums[dropped - 1]), total)
+
+
+@functools.cache
+def _noise(dtype: Any) -> float:
+    return GRAM_NOISE * gram_floor(dtype, 2)

@@ -25,15 +25,15 @@ from tensorjax.linalg._arrays import (
 )
 from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._powers_of_two import normalized, scaled
-from tensorjax.linalg._subspaces.choose import METHODS, Method
-from tensorjax.linalg._subspaces.full_spectrum import (
+from tensorjax.linalg._subspaces.method_choice import METHODS, Method
+from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
+from tensorjax.linalg._subspaces.spectrum import (
+    cut_spectrum,
     left_from_right,
     left_spectrum,
     reciprocals,
     spectrum,
 )
-from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
-from tensorjax.linalg._subspaces.rank_cut import cut_spectrum
 
 
 class Basis(NamedTuple):

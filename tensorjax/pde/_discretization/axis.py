@@ -84,8 +84,7 @@ class Axis:
     walls: Wall | tuple[Wall, Wall] | None = None
 
     def __post_init__(self):
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind: expected one of {get_args(Kind)}, got {self.kind!r}")
+        _check.choice("kind", self.kind, get_args(Kind))
         if self.order not in matrices.FIRST_DIFFERENCES:
             raise ValueError(f"order: expected 2, 4 or 6, got {self.order!r}")
         _check.integer("n", self.n, low=self.order + 1)

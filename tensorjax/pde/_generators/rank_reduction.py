@@ -124,8 +124,7 @@ def rank_reducing_map(
     """
     tol = _check.tolerance(tol, np.float64)
     max_steps = _check.integer("max_steps", max_steps, low=0)
-    if not (np.isfinite(smoothing) and smoothing >= 0):
-        raise ValueError(f"smoothing: expected a number >= 0, got {smoothing!r}")
+    _check.number("smoothing", smoothing, low=0)
     search = _Search(box, tol, smoothing)
     start, cores = _given(v, box, tol)
     first = search.look(cores, AffineMap.identity(box.dim))

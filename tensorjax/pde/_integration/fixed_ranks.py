@@ -26,20 +26,12 @@ from tensorjax.pde._integration.solution import STATUSES, Result, Solution, Stat
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
-from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
+from tensorjax.pde._stepping.fixed_rank_steps import SHARES, TABLEAUX, Scheme, runge_kutta_step
 from tensorjax.pde._stepping.instability import rate, rounded_off
 from tensorjax.pde._stepping.runge_kutta_adams_imex import SAFE, STABLE
 from tensorjax.pde._stepping.times import step_count
 
-# For every stage but the last: its time and its step. Then the weights of v and of the stages in
-# the result, and the time and the weight of the last slope.
-_TABLEAUX = {
-    "rk2": (((0.0, 1.0),), (1 / 2, 1 / 2), (1.0, 1 / 2)),
-    "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
-}
-# Times within a step, as shares of dt, at which the stages evaluate the right side.
-_SHARES = (0.0, 0.5, 1.0)
 # Every 16th step is checked for instability, since a check costs a fifth of a step; and where v is
 # kept, every step that multiplies the norm by more than 1.1. An unstable run stays unstable.
 _LOOK, _GROWTH = 16, 1.1
@@ -47,14 +39,6 @@ _LOOK, _GROWTH = 16, 1.1
 _PLACES, _ROUNDS, _PROBED = 3, 6, 3
 # Largest number of steps in one call of the compiled loop, whose tables have this length.
 _PART = 256
-
-
-class _Scheme(NamedTuple):
-    """Static arguments of a compiled fixed-rank TT time loop: right side, method and TT-ranks."""
-
-    rates: Program
-    method: str
-    ranks: Any
 
 
 class _Inputs(NamedTuple):
@@ -104,9 +88,9 @@ def integrate_static(
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
     """
-    if options.name not in _TABLEAUX:
+    if options.name not in TABLEAUX:
         raise ValueError(
-            f"method: expected one of {tuple(_TABLEAUX)} with rank=, got {options.name!r}; the "
+            f"method: expected one of {tuple(TABLEAUX)} with rank=, got {options.name!r}; the "
             "others choose their ranks by the data: give tol alone"
         )
     if t1 == t0:
@@ -115,44 +99,23 @@ def integrate_static(
     dt = (t1 - t0) / count
     maps, motions, end = _coordinates(options, map, t0, dt, count)
     v = _initial(options, start, map, rank)
-    real = jnp.finfo(v.dtype).dtype
     times = t0 + dt * np.arange(count)
-    # At rest the map is a constant of the program, which terms need that are not traced.
-    moving = any(np.any(m) for m in motions)
-    rows = [np.asarray(r, real) for r in (times, *maps, *motions)[: None if moving else 1]]
-    rates, constants, varies = _rates(options.problem, map, [r[0] for r in rows])
-    rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
-    rows[0][-1] = True
-    scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
-    limits = options.edge_limit, options.resolution_limit, options.accuracy
-    box = options.problem.box
-    inputs = _Inputs(constants, *jax.tree.map(
-        lambda x: jnp.asarray(x, real), (dt, quadrature(box), looks(box, varies), limits)
-    ))  # fmt: skip
-    nothing = jnp.zeros((), jnp.int32)
-    zero, errors = jnp.zeros((), real), jnp.zeros(2 * v.order, real)
-    carry = _Carry(v, tt.norm(v), nothing, zero, None, nothing, errors)
-    if _check.is_traced(v, constants):
+    scheme, inputs, rows = _prepared(options, map, v, dt, (times, *maps, *motions))
+    real = jnp.finfo(v.dtype).dtype
+    nothing, errors = jnp.zeros((), jnp.int32), jnp.zeros(2 * v.order, real)
+    carry = _Carry(v, tt.norm(v), nothing, jnp.zeros((), real), None, nothing, errors)
+    if _check.is_traced(v, inputs.constants):
         carry, norms, finite = _whole(scheme, inputs, carry, rows)
-        v, ended, at = carry.v, t1, end
+        steps = count
     else:
-        inputs, carry = _placed(inputs, carry._replace(good=v))
-        carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
-        if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
-            carry = _judged(scheme, inputs, carry, rows)
-        good = int(carry.steps)
-        v, ended, at = carry.v, t1, end
-        if int(carry.status):
-            assert carry.good is not None
-            v, ended = carry.good, times[good] if good < count else t1
-            at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
+        carry, norms, finite = _concrete(scheme, inputs, carry, rows)
+        steps = int(carry.steps) if int(carry.status) else count
+    ended, at = t1, end
+    if steps < count:
+        ended, at = times[steps], AffineMap(*(m[steps, 0] for m in maps))
     over = carry.errors[v.order + _alone(v)] > options.accuracy
     bounded = jnp.where(jnp.any(over), STATUSES.index(Result.inaccurate), 0)
     carry = carry._replace(status=jnp.maximum(carry.status, bounded.astype(carry.status.dtype)))
-    fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
-    with np.errstate(divide="ignore"):  # infinite where no step was unstable
-        # Close to the stability limit rounding errors look unstable: a margin is kept.
-        stable_dt = 0.75 * SAFE * min(STABLE[options.name]) * dt / fastest
     stats = {
         "t": times + dt,
         "dt": np.full(count, dt),
@@ -161,13 +124,51 @@ def integrate_static(
         "cond": np.linalg.cond(maps[0][:, 0]),
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
-        "coarse": carry.errors[: v.order],
-        "rank_error": carry.errors[v.order : -1],
+        **_statistics(carry, options.name, dt),
+    }
+    return Solution(np.array([ended]), [State(carry.v, at, float(ended))], stats, None)
+
+
+def _prepared(
+    options: Options, map: AffineMap, v: TT, dt: float, tables: Sequence[np.ndarray]
+) -> tuple[Scheme, _Inputs, list[Any]]:
+    """Traces the right side of a fixed-rank run; returns what its compiled loop takes.
+
+    Args:
+      options: of the run.
+      map: coordinates at the start.
+      v: state at the start.
+      dt: time step.
+      tables: times, and maps and motions of the coordinates, one row a step.
+    """
+    real, box = jnp.finfo(v.dtype).dtype, options.problem.box
+    # At rest the map is a constant of the program, which terms need that are not traced.
+    moving = any(np.any(m) for m in tables[3:])
+    rows: list[Any] = [np.asarray(r, real) for r in tables[: None if moving else 1]]
+    rates, constants, varies = _rates(options.problem, map, [r[0] for r in rows])
+    due = np.arange(1, len(rows[0]) + 1) % _LOOK == 0
+    due[-1] = True
+    limits = options.edge_limit, options.resolution_limit, options.accuracy
+    inputs = _Inputs(constants, *jax.tree.map(
+        lambda x: jnp.asarray(x, real), (dt, quadrature(box), looks(box, varies), limits)
+    ))  # fmt: skip
+    return Scheme(rates, options.name, v.ranks[1:-1] or 1), inputs, [due, *rows]
+
+
+def _statistics(carry: _Carry, method: str, dt: float) -> dict[str, Any]:
+    """Returns status, stable step and estimated errors at the end of a fixed-rank run."""
+    order = carry.v.order
+    fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
+    with np.errstate(divide="ignore"):  # infinite where no step was unstable
+        # Close to the stability limit rounding errors look unstable: a margin is kept.
+        stable_dt = 0.75 * SAFE * min(STABLE[method]) * dt / fastest
+    return {
+        "coarse": carry.errors[:order],
+        "rank_error": carry.errors[order:-1],
         "time_error": carry.errors[-1],
         "status": carry.status,
         "stable_dt": stable_dt,
     }
-    return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
 
 
 def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
@@ -205,7 +206,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 
 @jax.jit(static_argnums=0)
-def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
+def _whole(scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
     """Runs all time steps of a fixed-rank integration in one scan; returns NaN if unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
@@ -214,6 +215,20 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
     first, *others = carry.v.cores
     v = TT._unchecked((jnp.where(lost, jnp.nan, first), *others))
     return carry._replace(v=v), norms, finite
+
+
+def _concrete(
+    scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
+) -> tuple[_Carry, Any, Any]:
+    """Runs a fixed-rank integration outside jit; a failed one ends early."""
+    inputs, carry = _placed(inputs, carry._replace(good=carry.v))
+    carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
+    if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
+        carry = _judged(scheme, inputs, carry, rows)
+    if int(carry.status):
+        assert carry.good is not None
+        carry = carry._replace(v=carry.good)
+    return carry, norms, finite
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
@@ -225,7 +240,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 
 
 def _in_parts(
-    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
+    scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
     """Runs the time steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
     count = len(rows[0])
@@ -244,7 +259,7 @@ def _in_parts(
 
 @jax.jit(static_argnums=0)
 def _part(
-    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
+    scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
     """Runs up to 256 fixed-rank time steps in a compiled loop; returns state, norms, finiteness."""
 
@@ -262,7 +277,7 @@ def _part(
     return jax.lax.while_loop(goes_on, step, start)[1:]
 
 
-def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
+def _judged(scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
     """Revises the status of a fixed-rank run that looked unstable, by a better rate estimate.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
@@ -276,7 +291,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
     return carry._replace(fastest=jax.device_put(known))
 
 
-def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
+def _fastest(scheme: Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
     """Estimates the fastest rate of an unstable fixed-rank run, times dt, by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
@@ -287,7 +302,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
     if v is None and carry.good is not None:
         v = _of_norm_one(carry.good)[0]
     fastest, border = 0.0, max(STABLE[scheme.method])
-    tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
+    tried, order = float(carry.fastest) or border, len(TABLEAUX[scheme.method][0]) + 1
     zero = np.zeros((), carry.fastest.dtype)
     carry = carry._replace(norm=zero + 1, status=np.zeros((), carry.status.dtype), fastest=zero)
     places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
@@ -329,12 +344,12 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 
 
 def _followed(
-    scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
+    scheme: Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
     """Performs step k of a fixed-rank time loop; updates norm, status and last good state."""
     due, *row = row
     look = due
-    trains, change, parts = _step(scheme, inputs, carry.v, row)
+    trains, change, parts = runge_kutta_step(scheme, inputs.constants, inputs.dt, carry.v, row)
     new = trains[-1]
     norm = tt.norm(new)
     entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
@@ -365,7 +380,7 @@ def _alone(v: TT) -> np.ndarray:
 
 
 def _watched(
-    scheme: _Scheme,
+    scheme: Scheme,
     inputs: _Inputs,
     trains: Sequence[TT],
     change: Any,
@@ -435,8 +450,8 @@ def _coordinates(
             moment = Moment(t, *checked_motion(said, options.problem.box))
             past = [*past, moment][-(options.degree + 2) :]
         path = Path(at, t, dt, told(past, options.degree))  # as `Run` does
-        maps.append([path.map(s) for s in _SHARES])
-        motions.append([path.motion(s) for s in _SHARES])
+        maps.append([path.map(s) for s in SHARES])
+        motions.append([path.motion(s) for s in SHARES])
         at = path.map(1.0)
     rest = np.zeros((count, 3, d, d)), np.zeros((count, 3, d))
     moved = rest if generator is None else _stacked(motions)
@@ -446,37 +461,3 @@ def _coordinates(
 def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     first, second = (np.array([[pair[i] for pair in row] for row in rows]) for i in range(2))
     return first, second
-
-
-def _step(
-    scheme: _Scheme, inputs: _Inputs, v: TT, row: Any
-) -> tuple[list[TT], list[Any], tuple[list[TT], list[Any]]]:
-    """Performs one Runge–Kutta step at fixed TT-ranks; returns stages and change of the source.
-
-    And the trains and weights of the sum that was rounded to the last one.
-    """
-    stages, weights, (share, factor) = _TABLEAUX[scheme.method]
-    t, *place = row
-    dt, sources = inputs.dt, []
-
-    def terms(x: TT, share: float) -> list[Any]:
-        i = _SHARES.index(share)
-        operators, source = scheme.rates(inputs.constants, t + share * dt, *(p[i] for p in place))
-        found = terms_of(operators, source, x)
-        if source is not None:
-            sources.append(found[-1])
-        return found
-
-    # As in `tensorjax.pde._stepping.runge_kutta_adams_imex`: rounded stages stand for the slopes.
-    known = [v]
-    for at, length in stages:
-        slope = terms(known[-1], at)
-        sizes = [1.0, *[length * dt] * len(slope)]
-        known.append(tt.linear_combination([v, *slope], sizes, rank=scheme.ranks))
-    slope = terms(known[-1], share)
-    sizes = [*weights, *[factor * dt] * len(slope)]
-    out = tt.linear_combination([*known, *slope], sizes, rank=scheme.ranks)
-    # The slopes of the method of order 4 that are compared are of one time.
-    seen = sources if scheme.method == "rk2" else []
-    change = [(seen[-1], dt), (seen[0], -dt)] if seen else []
-    return [*known, out], change, ([*known, *slope], sizes)

@@ -345,8 +345,7 @@ def _check_arguments(
 ) -> None:
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
-    if method not in ("auto", *METHODS):
-        raise ValueError(f"method: expected one of {('auto', *METHODS)}, got {method!r}")
+    _check.choice("method", method, ("auto", *METHODS))
     if conserve not in (None, "rescale", "project"):
         raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
     if conserve is not None and any("absorbing" in (a.walls or ()) for a in problem.box.axes):

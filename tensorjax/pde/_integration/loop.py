@@ -58,11 +58,7 @@ def loop(
             stop = Stopped(Result.stopped, f"at t = {work.t:g}")
     saved.at_end(work, stop)
     save.close(work)
-    result, message = (Result.successful, "") if stop is None else stop
-    if count and result in (Result.successful, Result.event):  # else v is the start
-        found = _inaccurate(work, first)
-        message = "; ".join(filter(None, (message, found)))
-        result = Result.inaccurate if found and stop is None else result
+    result, message = _said(work, first, count, stop)
     final = None if saveat.fn is None else work.state()
     at = dense.at if dense else None
     return Solution(np.array(saved.ts), saved.ys, work.stats(), result, message, final, at)
@@ -131,6 +127,16 @@ class _Masses:
     def share(self) -> float:
         """Share of the mass in ∫ |u| dx at the beginning of the main loop."""
         return abs(self.signed) / max(abs(self.signed), self.absolute, 1e-300)
+
+
+def _said(work: Run, first: _Masses, count: int, stop: Stopped | None) -> Stopped:
+    """Returns result and message of the main loop after ``count`` steps, with its accuracy."""
+    result, message = (Result.successful, "") if stop is None else stop
+    if count and result in (Result.successful, Result.event):  # else v is the start
+        found = _inaccurate(work, first)
+        message = "; ".join(filter(None, (message, found)))
+        result = Result.inaccurate if found and stop is None else result
+    return Stopped(result, message)
 
 
 def _inaccurate(work: Run, first: _Masses) -> str:

@@ -19,12 +19,12 @@ Source: ours.
 """
 
 import zlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._arguments import or_zero
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import Box
@@ -32,8 +32,8 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import Moments, functionals
-from tensorjax.pde._stepping.right_side import Rates, right_side
+from tensorjax.pde._stepping.low_moments import Moments, functionals, standardisation
+from tensorjax.pde._stepping.right_side import Clock, Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
 # deviations cuts.
@@ -111,10 +111,9 @@ class MomentEquations:
         found = self._moments(cores, map) if self.axes else None
         if found is None:
             return None
-        if errors is not None and len(errors[0]) == 2 + found.size:
-            mark = min(float(errors[0, 1]), 0.0)
-            if mark == self._mark:
-                return errors
+        same = errors is not None and len(errors[0]) == 2 + found.size
+        if same and min(float(np.asarray(errors)[0, 1]), 0.0) == self._mark:
+            return errors
         start, known = self.problem.start, found
         if fresh and isinstance(start, Gaussian | Mixture):
             _, mean, covariance = (np.asarray(m) for m in start.moments())
@@ -122,7 +121,7 @@ class MomentEquations:
         return _rows(t, self._mark, known if self.exact else found - known)
 
     def after(
-        self, cores: Cores, map: AffineMap, rates: Callable[[float], Rates], t: float, steps: int,
+        self, cores: Cores, map: AffineMap, rates: Clock, t: float, steps: int,
         errors: np.ndarray | None,
     ) -> np.ndarray | None:  # fmt: skip
         """Adds what the last time steps have brought to the errors of the moments.
@@ -154,9 +153,7 @@ class MomentEquations:
           t: its time.
           errors: see `after`.
         """
-        if not self.axes or errors is None or not t > errors[-1, 0]:
-            return errors
-        if self.exact:
+        if not self.axes or self.exact or errors is None or not t > errors[-1, 0]:
             return errors
         try:
             rates = Rates(self.problem.box, right_side(self.problem, map, t))
@@ -164,19 +161,15 @@ class MomentEquations:
         except Exception:  # of a function of the user; the run has ended, and is not to be lost
             return errors
 
-    def _none(self, t: float) -> np.ndarray:
-        """Returns the row of no moment errors at a time."""
-        return _rows(t, 0.0, np.zeros((len(self.axes), 1 + len(self.axes))))
-
     def _looked(
         self, cores: Cores, map: AffineMap, rates: Rates, t: float, errors: Any
     ) -> np.ndarray:
         """Adds the moment errors that the grid has brought since the last look."""
-        rows = self._none(t) if errors is None else errors
+        none = np.zeros((len(self.axes), 1 + len(self.axes)))
+        rows = _rows(t, 0.0, none) if errors is None else errors
         dt = t - rows[-1, 0]
         found = self._defect(cores, map, rates, t)
-        found = 0 * _unfolded(rows, len(self.axes))[2][0] if found is None else dt * found
-        return _appended(rows, _rows(t, dt, found))
+        return _appended(rows, _rows(t, dt, none if found is None else dt * found))
 
     def _flowed(self, dt: float, m: np.ndarray) -> np.ndarray:
         """Carries errors of means and covariances, (f, 1 + f), by a linear equation."""
@@ -199,8 +192,8 @@ class MomentEquations:
           allowed: largest error of a success, in units of the standard deviations.
           share: of the mass in ∫ |u| dx, where masses of either sign cancel.
         """
-        found = self._moments(cores, map) if self.axes and errors is not None else None
-        if found is None or errors is None or not len(errors):
+        found = self._moments(cores, map) if self.axes else None
+        if found is None or errors is None:
             return ""
         width = np.sqrt(np.diag(found[:, 1:]))
         total = self._left(errors, found, map, t)
@@ -332,17 +325,11 @@ class MomentEquations:
         one = np.eye(box.dim, dtype=int)[axes]
         powers = np.concatenate([np.zeros((1, box.dim), int), one])
         at = functionals(box, powers, seen.center, seen.scale, plain=True)
-
-        def moved(cores_of: Cores, direction: Any) -> None:
-            """Adds the rates of −a·∇(m v): those of a drift m a."""
-            nonlocal mean, second
+        for m, direction in self.problem.field.pieces(box, map, t):  # −a·∇(m v), of a drift m a
             a = np.asarray(direction)[axes] / scale
-            p = at.of_train(multipliers.times(cores_of, cores))
+            p = at.of_train(multipliers.times(m, cores))
             mean = mean + a * p[0]
             second = second + np.outer(a, p[1:]) + np.outer(p[1:], a)
-
-        for m, direction in self.problem.field.pieces(box, map, t):
-            moved(m, direction)
         return mass, mean, second
 
 
@@ -404,23 +391,15 @@ def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:
     """Computes standardised moments, whose errors are judged; None without positive variances."""
     # The same bits for the cores of a saved state, whose memory has another order.
     cores = [np.ascontiguousarray(c) for c in cores]
+    found = standardisation(cores, box, axes)
+    if found is None:
+        return None
     one = np.eye(box.dim, dtype=int)[axes]
     first, later = np.triu_indices(len(axes))
-    zero = np.zeros((1, box.dim), int)
-    center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = functionals(
-        box, np.concatenate([zero, one, 2 * one]), center, scale, plain=True
-    ).of_train(cores)
-    with np.errstate(all="ignore"):
-        mean, square = np.split(raw[1:] / raw[0], 2)
-        center[axes], scale[axes] = mean, np.sqrt(square - mean**2)
-    if not (raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()):
-        return None
-    at = functionals(
-        box, np.concatenate([zero, one, one[first] + one[later]]), center, scale, plain=True
-    )
+    powers = np.concatenate([np.zeros((1, box.dim), int), one, one[first] + one[later]])
+    at = functionals(box, powers, *found, plain=True)
     mass, mean, second = _unpacked(at.of_train(cores), len(axes))
-    return _Seen(at, center, scale, mass, mean / mass, second / mass)
+    return _Seen(at, *found, mass, mean / mass, second / mass)
 
 
 def _unpacked(values: Any, count: int) -> tuple[float, np.ndarray, np.ndarray]:
@@ -437,9 +416,8 @@ def _affine(
     """Computes exact rates of moments, for their errors, under (M y + b)·∇v + S:∇∇v + c v."""
     d = len(seen.center)
     given = Coefficients() if affine is None else affine
-    m = np.zeros((d, d)) if given.matrix is None else np.asarray(given.matrix)
-    b = np.zeros(d) if given.shift is None else np.asarray(given.shift)
-    s = np.zeros((d, d)) if given.diffusion is None else np.asarray(given.diffusion)
+    b = np.asarray(or_zero(given.shift, d))
+    m, s = (np.asarray(or_zero(p, d, d)) for p in (given.matrix, given.diffusion))
     growth = float(given.constant or 0.0) - float(np.trace(m))
     scale, mass = seen.scale[axes], seen.mass
     shift = (m @ seen.center + b)[axes] / scale

@@ -31,7 +31,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
-from tensorjax.pde._stepping.low_moments import Moments, low_moments
+from tensorjax.pde._stepping.low_moments import low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
@@ -135,8 +135,7 @@ class Run:
 
     def mass(self) -> float:
         """Returns the mass ∫ u dx of the run's current state in physical coordinates."""
-        volume = abs(float(self.map.det))
-        return mass_of(self.memory.v, self.options.problem.box.weights) / volume
+        return mass_of(self.memory.v, self.options.problem.box.weights) / abs(float(self.map.det))
 
     def resume(self, other: "Run") -> None:
         """Takes over the state of another run, and its last step."""
@@ -167,46 +166,12 @@ class Run:
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
         self._follow(costs)
-        # Drifts amplify what truncation and the grid leave in the tails; affine ones alike
-        # everywhere, so that tails stay as small as they are but for what noise grows there.
-        # Sources, reactions and potentials let small tails grow by right.
-        feeds = right.source is not None or right.reaction is not None
-        clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
-        # One exponential step is long enough for noise to grow from nothing; it has its own window.
-        # What that takes from a tail must be far below what stops a run at the edge.
-        own = self.options.name == "exponential"
-        hides = CLEARED * self.options.tol > _HIDDEN * self.options.edge_limit
-        if clears and not right.others and (hides or not own):
-            noise = noisy_edge(self.memory.v, self.options.problem.box)
-            clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
-        seen = None
-        if clears and (self.options.name not in WHOLE or (own and not hides)):
-            seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
+        clears, seen = self._cleared(right)
         if self._may_be_stiff(target) and self._is_stiff(right, clears):
             self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
             self._go_over()
             seen = None
-        while True:
-            dt, lands = self._length(target)
-            path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at, trim = Clock(self.options.problem, path, right, seen), self._trim(clears)
-            adaptive = isinstance(self.options.controller, PIDController)
-            step, stop = self._tried(at, dt, trim, adaptive)
-            if stop is not None and not (adaptive and stop.result in CURABLE):
-                return stop
-            errors = self.memory.errors
-            accepted, stop = self._judged(step, dt, stop)
-            if accepted:
-                assert step is not None
-                stop = self._keep(step, at, target if lands else self.t + dt, trim)
-                if stop is None or not (adaptive and self._curable(stop, dt)):
-                    break
-                # What the estimate lets pass may be unstable all the same.
-                self.memory.errors = errors
-                accepted, stop = self._judged(None, dt, stop)
-            if stop is not None:
-                return stop
-            self.rejected += 1
+        step, dt, stop = self._accepted(target, right, clears, seen)
         if stop is None:
             assert step is not None
             row = {"t": self.t, "dt": dt, "error": step.error, "asked": self._asked, **self._seen}
@@ -216,6 +181,53 @@ class Run:
             row |= {"seconds": time.perf_counter() - began, "compilations": compiled.count}
             self.rows.append(row_of(self.memory.v, row))
         return stop
+
+    def _cleared(self, right: Any) -> tuple[bool, Any]:
+        """Whether the run's next step clears noise at the edge of the box; and its window, or None.
+
+        Drifts amplify what truncation and the grid leave in the tails; affine ones alike
+        everywhere, so that tails stay as small as they are but for what noise grows there. Sources,
+        reactions and potentials let small tails grow by right.
+        """
+        options, v, box = self.options, self.memory.v, self.options.problem.box
+        feeds = right.source is not None or right.reaction is not None
+        clears = not (feeds or bool(getattr(options.problem, "potential", ())))
+        # One exponential step is long enough for noise to grow from nothing; it has its own window.
+        # What that takes from a tail must be far below what stops a run at the edge.
+        own, most = options.name == "exponential", CLEARED * options.tol
+        hides = most > _HIDDEN * options.edge_limit
+        if clears and not right.others and (hides or not own):
+            noise = noisy_edge(v, box)
+            clears = noise is not None and noise[1] > _GROWN * most
+        if not clears or (options.name in WHOLE and (hides or not own)):
+            return clears, None
+        return clears, window(v, box, most)
+
+    def _accepted(
+        self, target: float, right: Any, clears: bool, seen: Any
+    ) -> tuple[Step | None, float, Stopped | None]:
+        """Tries steps of the run until one is accepted; returns it, its length, or why none was."""
+        adaptive = isinstance(self.options.controller, PIDController)
+        while True:
+            dt, lands = self._length(target)
+            path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
+            at, trim = Clock(self.options.problem, path, right, seen), self._trim(clears)
+            step, stop = self._tried(at, dt, trim, adaptive)
+            if stop is not None and not (adaptive and stop.result in CURABLE):
+                return step, dt, stop
+            errors = self.memory.errors
+            accepted, stop = self._judged(step, dt, stop)
+            if accepted:
+                assert step is not None
+                stop = self._keep(step, at, target if lands else self.t + dt, trim)
+                if stop is None or not (adaptive and self._curable(stop, dt)):
+                    return step, dt, stop
+                # What the estimate lets pass may be unstable all the same.
+                self.memory.errors = errors
+                accepted, stop = self._judged(None, dt, stop)
+            if stop is not None:
+                return step, dt, stop
+            self.rejected += 1
 
     def begin_stiff(self, target: float) -> None:
         """Switches the run to exponential steps before the first step if the equation is stiff.
@@ -289,42 +301,34 @@ class Run:
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds sums of tensor trains in the run's next step."""
+        memory, problem = self.memory, self.options.problem
         return Trim(
             self.options.tol,
             self.options.max_rank,
-            dict(self.memory.guesses),
-            self.options.problem.box,
-            self.memory.lost,
+            dict(memory.guesses),
+            problem.box,
+            memory.lost,
             exact=self.options.conserve is not None,
             clears=clears,
-            moments=self._kept_moments(),
-            lost_moments=self.memory.lost_moments,
+            # None: the mass alone is conserved.
+            moments=low_moments(memory.v, problem.box) if is_density(problem) else None,
+            lost_moments=memory.lost_moments,
         )
-
-    def _kept_moments(self) -> Moments | None:
-        """Returns the moments that rounding conserves in the run; None for the mass alone."""
-        if not is_density(self.options.problem):
-            return None
-        return low_moments(self.memory.v, self.options.problem.box)
 
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
         """Computes one time step of the run; returns it with the failure found in it, or None."""
-
-        def step() -> Step:
-            v, slopes = self.memory.v, self.memory.slopes
-            return self.options.method.step(at, v, dt, trim, adaptive, slopes)
-
+        given = at, self.memory.v, dt, trim, adaptive, self.memory.slopes
         with np.errstate(over="ignore", invalid="ignore"):
             try:
-                found = step()
+                found = self.options.method.step(*given)
             except Runaway as runaway:
                 stop = too_fast(self.options, runaway.cores, at, 10 * self.options.tol)
                 if stop is not None:
                     return None, stop
                 trim.limit = None
-                found = step()
+                found = self.options.method.step(*given)
             return found, fault(self.options, self.memory.v, found, at)
 
     def _tried(
@@ -418,8 +422,7 @@ class Run:
             accepted, factor = controller.judge(error, norm, self.memory.errors, order)
         if accepted and math.isfinite(error):
             self.memory.errors = (controller.scaled(error, norm), *self.memory.errors)[:2]
-        full = self.memory.dt
-        grown = factor * dt
+        full, grown = self.memory.dt, factor * dt
         # A step that was cut short to meet a time says little about longer ones.
         self.memory.dt = max(full, grown) if accepted and dt < full and factor >= 1 else grown
         if controller.dtmax is not None:
@@ -436,8 +439,7 @@ class Run:
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
         """Stores an accepted step as the run's state, unless map, edge or mass checks fail."""
-        options, weights = self.options, self.options.problem.box.weights
-        map = at.path.map(1.0)
+        options, map = self.options, at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
         if not cond < _COND:
             return Stopped(
@@ -470,9 +472,7 @@ class Run:
             lost_moments=trim.lost_moments,
             moment_errors=errors,
         )
-        volume = abs(float(map.det))
-        mass = mass_of(cores, weights) / volume
-        self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
+        self._seen = {"cond": cond, "mass": self.mass(), "edge_mass": edge, "resolution": rough}
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:

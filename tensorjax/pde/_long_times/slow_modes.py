@@ -35,7 +35,7 @@ from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._observables.values_and_moments import evaluate
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
-from tensorjax.tt._algebra import imag, real
+from tensorjax.tt._exact_arithmetic import imag, real
 
 # Modes that are iterated beyond those asked for; iterations, at most.
 _MORE, _ITERATIONS = 4, 40

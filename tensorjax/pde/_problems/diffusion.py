@@ -36,11 +36,7 @@ class Diffusion:
     """
 
     def __init__(self, given: Any, box: Box, tol: float, interpretation: Interpretation):
-        if interpretation not in _SHARES:
-            raise ValueError(
-                f"interpretation: expected one of {get_args(Interpretation)}, "
-                f"got {interpretation!r}"
-            )
+        _check.choice("interpretation", interpretation, get_args(Interpretation))
         self.share, self.dim, self.tol = _SHARES[interpretation], box.dim, tol
         self.constant: Any = None
         self.terms: list[tuple[Term, np.ndarray]] = []

@@ -107,7 +107,7 @@ class GeometricBrownianMotion(ReadyMade):
         )  # fmt: skip
 
     def _later(self, t: float) -> Lognormal | None:
-        if not isinstance(self.start, Lognormal) or self.box.walled:
+        if not isinstance(self.start, Lognormal):
             return None
         rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
         spread = sigma[:, None] * ties * sigma
@@ -208,16 +208,14 @@ class CIR(ReadyMade):
     def _later(self, t: float) -> Independent | None:
         part = self.start.parts[0] if isinstance(self.start, Independent) else None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
-        if self.box.walled or not (isinstance(part, SquareRootTransition) and part.same(own)):
+        if not (isinstance(part, SquareRootTransition) and part.same(own)):
             return None
         return Independent([part.later(t)])
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
+    def _at_rest(self, x: np.ndarray) -> np.ndarray:
         """Evaluates the stationary density of the square-root process, a gamma density."""
-        if self.box.walled:
-            return None
         last = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, np.inf)
-        return last.values(np.asarray(x, np.float64)[:, 0])
+        return last.values(x[:, 0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import finite, positive
 from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.grid import Box
@@ -12,7 +11,7 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Start
 from tensorjax.pde._function_trains.known_densities import Lognormal
 from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.drifts import Power, Product
-from tensorjax.pde._problems.potentials import Potential, held
+from tensorjax.pde._problems.potentials import Confined, Potential
 from tensorjax.pde._problems.ready_made import ReadyMade, check_own, fourier_box, narrowest, visited
 
 # Points per width of the density across its flow.
@@ -86,7 +85,7 @@ class VanDerPol(ReadyMade):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
-class Duffing(ReadyMade):
+class Duffing(Confined):
     """Duffing oscillator with noise: dx = v dt, dv = (−δ v − α x − β x³) dt + √(2D) dW.
 
     Coordinates (x, v); it is not driven. Without ``start`` it is at rest near the origin, in the
@@ -120,7 +119,6 @@ class Duffing(ReadyMade):
     stiffness: float
     cubic: float
     intensity: float
-    horizon: float
 
     def __init__(
         self,
@@ -138,23 +136,10 @@ class Duffing(ReadyMade):
         well = Potential((0.0, 0.0, stiffness / 2, 0.0, cubic / 4), intensity / damping)
         if start is None:
             start = Gaussian([0.0, 0.0], np.diag([well.local, well.temperature]) / 2)
-        if box is None:
-            box = held(well, start, damping, 1.0, horizon)
-        super().__init__(
-            [None, well.force(2, 0)[2]], np.diag([0.0, intensity]), start, box,
-            matrix=[[0.0, 1.0], [-stiffness, -damping]],
-        )  # fmt: skip
         self._set(
             damping=damping, stiffness=stiffness, cubic=cubic, intensity=intensity, horizon=horizon
         )  # fmt: skip
-
-    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z (Duffing)."""
-        if self.box.walled:
-            return None
-        t = self.intensity / self.damping
-        well = Potential((0.0, 0.0, self.stiffness / 2, 0.0, self.cubic / 4), t)
-        return well.with_momenta(np.asarray(x, np.float64), 1.0)
+        self._confine(well, start, box, friction=damping, mass=1.0, noise=intensity)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

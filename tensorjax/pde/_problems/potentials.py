@@ -8,7 +8,6 @@ import numpy as np
 from numpy.polynomial import Polynomial
 
 from tensorjax import _check
-from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import finite, positive
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Gaussian, Start
@@ -119,7 +118,33 @@ class Potential:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
-class Kramers(ReadyMade):
+class Confined(ReadyMade):
+    """Base class of a ready-made particle with friction in a polynomial potential, in (q, p)."""
+
+    horizon: float
+    _well: Potential = dataclasses.field(init=False)
+    _mass: float = dataclasses.field(init=False)
+
+    def _confine(
+        self, well: Potential, start: Start, box: Box | None, *, friction: float, mass: float,
+        noise: float, offset: Any = None,
+    ) -> None:  # fmt: skip
+        """Sets up the Fokker–Planck equation of a particle in a polynomial potential."""
+        self._set(_well=well, _mass=mass)
+        _, slope, terms = well.force(2, 0)
+        box = held(well, start, friction, mass, self.horizon) if box is None else box
+        super().__init__(
+            [None, terms], np.diag([0.0, noise]), start, box,
+            matrix=[[0.0, 1 / mass], [slope, -friction]], offset=offset,
+        )  # fmt: skip
+
+    def _at_rest(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a potential V."""
+        return self._well.with_momenta(x, self._mass)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class Kramers(Confined):
     """Kramers equation of a particle in a polynomial potential V: dp = (−V'(q) − γ p) dt + noise.
 
     Coordinates (q, p). Without ``start`` it is near the bottom of the leftmost well, with momenta
@@ -157,7 +182,6 @@ class Kramers(ReadyMade):
     friction: float
     temperature: float
     mass: float
-    horizon: float
 
     def __init__(
         self,
@@ -175,24 +199,14 @@ class Kramers(ReadyMade):
         momentum = mass * temperature
         if start is None:
             start = Gaussian([well.well, 0.0], np.diag([well.local, momentum]))
-        constant, slope, terms = well.force(2, 0)
-        if box is None:
-            box = held(well, start, friction, mass, horizon)
-        super().__init__(
-            [None, terms], np.diag([0.0, friction * momentum]), start, box,
-            matrix=[[0.0, 1 / mass], [slope, -friction]], offset=[0.0, constant],
-        )  # fmt: skip
         self._set(
             potential=tuple(float(c) for c in potential), friction=friction, mass=mass,
             temperature=temperature, horizon=horizon,
         )  # fmt: skip
-
-    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a potential V."""
-        if self.box.walled:
-            return None
-        well = Potential(self.potential, self.temperature)
-        return well.with_momenta(np.asarray(x, np.float64), self.mass)
+        self._confine(
+            well, start, box, friction=friction, mass=mass, noise=friction * momentum,
+            offset=[0.0, well.force(2, 0)[0]],
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -231,6 +245,7 @@ class DoubleWell(ReadyMade):
     minimum: float
     temperature: float
     coupling: float
+    _well: Potential = dataclasses.field(init=False)
 
     def __init__(
         self,
@@ -250,8 +265,10 @@ class DoubleWell(ReadyMade):
         if dim is None:
             dim = 1 if box is None else box.dim
         d = _check.integer("dim", dim, low=1)
-        well = Potential(_quartic(barrier, minimum), temperature)
-        springs = coupling * _laplacian(d)
+        quartic = barrier, 0.0, -2 * barrier / minimum**2, 0.0, barrier / minimum**4
+        well = Potential(quartic, temperature)
+        steps = np.diff(np.eye(d), axis=0)
+        springs = coupling * (steps.T @ steps)  # graph Laplacian of a chain with free ends
         if start is None:
             stiff = temperature / well.local * np.eye(d) + springs
             start = Gaussian(np.full(d, -minimum), temperature * np.linalg.inv(stiff))
@@ -266,17 +283,16 @@ class DoubleWell(ReadyMade):
             [well.force(d, i)[2] for i in range(d)], temperature * np.eye(d), start, box,
             matrix=slope * np.eye(d) - springs,
         )  # fmt: skip
-        self._set(barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling)
+        self._set(
+            barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling, _well=well
+        )
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
+    def _at_rest(self, x: np.ndarray) -> np.ndarray:
         """Evaluates the Boltzmann density exp(−V/T)/Z of double-well potentials.
 
         Z is a product of transfer operators between neighbours.
         """
-        if self.box.walled:
-            return None
-        x, t = np.asarray(x, np.float64), self.temperature
-        well = Potential(_quartic(self.barrier, self.minimum), t)
+        t, well = self.temperature, self._well
         q = np.linspace(well.low, well.high, 801)
         step = well.density(q) * (q[1] - q[0])
         total = np.ones(len(q))
@@ -285,13 +301,3 @@ class DoubleWell(ReadyMade):
             total = bond @ (step * total)
         springs = np.square(np.diff(x, axis=1)).sum(1) * self.coupling / (2 * t)
         return np.prod(well.density(x), axis=1) * np.exp(-springs) / (step @ total)
-
-
-def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
-    return barrier, 0.0, -2 * barrier / minimum**2, 0.0, barrier / minimum**4
-
-
-def _laplacian(d: int) -> np.ndarray:
-    """Returns the graph Laplacian (d, d) of coupled particles in a potential, with free ends."""
-    steps = np.diff(np.eye(d), axis=0)
-    return steps.T @ steps

@@ -174,24 +174,24 @@ class AdvectionDiffusionReaction(Problem):
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
         """Returns exact mass, mean and covariance for linear reactions; else None."""
         growth = self._linear_growth()
-        if growth is None or self.source is not None or self._variable:
+        if growth is None:
             return None
         found = self._opposite().moments(t)
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points of a reaction–diffusion PDE's exact solution, where known."""
-        linear = self._linear_growth() is not None and self.source is None and not self._variable
-        return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
+        known = super() if self._linear_growth() is None else self._opposite()
+        return known.sample(key, t, count)
 
     def _coefficient(self, k: int) -> float:
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
         """Returns the mass's growth rate for affine advection, linear reaction; else None."""
-        if self.velocity or self.potential or self._function:
-            return None
-        if any(c for k, c in enumerate(self._polynomial) if k != 1):
+        others = self.velocity or self.potential or self._function or self._variable
+        powers = any(c for k, c in enumerate(self._polynomial) if k != 1)
+        if others or powers or self.source is not None:
             return None
         trace = 0.0 if self.matrix is None else float(np.trace(np.asarray(self.matrix)))
         return self._coefficient(1) - trace

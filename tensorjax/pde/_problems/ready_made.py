@@ -40,22 +40,34 @@ class ReadyMade(FokkerPlanck):
     cross_tol: float = dataclasses.field(init=False)
 
     def _later(self, t: float) -> Any:
-        """Returns the density of a ready-made process at time t in closed form; None if unknown."""
+        """Returns a ready-made process's density at time t, without walls; None if unknown."""
         return None
+
+    def _at_rest(self, x: np.ndarray) -> np.ndarray | None:
+        """Evaluates a ready-made process's stationary density, without walls; None if unknown."""
+        return None
+
+    def _known(self, t: float) -> Any:
+        """Returns the density of a ready-made process at time t in closed form; None if unknown."""
+        return None if self.box.walled else self._later(t)
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the stationary density of a ready-made process; None if it is not known."""
+        return None if self.box.walled else self._at_rest(np.asarray(x, np.float64))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact density of a ready-made process; None if it is not known."""
-        found = self._later(t)
+        found = self._known(t)
         return super().exact(t, x) if found is None else found.values(np.asarray(x, np.float64))
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
         """Returns mass, mean and covariance of a ready-made process; None if not known."""
-        found = self._later(t)
+        found = self._known(t)
         return super().moments(t) if found is None else found.moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) of a ready-made process at time t, if its density is known."""
-        found = self._later(t)
+        found = self._known(t)
         if found is None:
             return super().sample(key, t, count)
         return found.sample(generator_of(key), count)

@@ -10,7 +10,7 @@ is itself stiff and does not commute with L, the order is lower than 4.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.outskirts import window
-from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step
-from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
+from tensorjax.pde._stepping.right_side import Clock, Rates
+from tensorjax.pde._stepping.runge_kutta_adams_imex import Method, Step, with_estimate
+from tensorjax.pde._stepping.sketched_sums import Train
 from tensorjax.pde._stepping.step_rounding import CLEARED, STAGE, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
@@ -35,9 +35,7 @@ _ROUNDOFF = 1e-13
 Matrices = list[np.ndarray]
 
 
-def exponential(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
-) -> Step:
+def exponential(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
     """Advances a tensor train by one rounded step of Lawson's exponential Runge–Kutta method.
 
     The stages are those of v(t) in exp(−t L) v, and in the sum at the end exp(dt/2 L) of the first
@@ -80,13 +78,7 @@ def exponential(
     last = end.terms(s4, tol)
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
     out = stage("v", [far, moved(s2), moved(s3), s4], weights, last, dt / 6)
-    if not estimate or not np.isfinite(out.norm):
-        return Step(out)
-    if not last:
-        return Step(out, 0.0)
-    new = end.terms(out.cores, tol)
-    signs = [dt / 6] * len(last) + [-dt / 6] * len(new)
-    return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
+    return with_estimate(out, last, end, dt, tol) if estimate else Step(out)
 
 
 EXPONENTIAL = Method(exponential, 4, 0, 3)

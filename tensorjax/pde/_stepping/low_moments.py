@@ -81,19 +81,28 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
     d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
     count = 1 + 2 * d
-    if not d or count > _ALONG:
+    found = standardisation(cores, box, axes) if d and count <= _ALONG else None
+    if found is None:
         return mass_alone(box)
     powers = [np.zeros((1, box.dim), int), one, 2 * one]
-    center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = functionals(box, np.concatenate(powers), center, scale, plain=True).of_train(cores)
-    with np.errstate(all="ignore"):
-        mean, second = raw[1 : 1 + d] / raw[0], raw[1 + d :] / raw[0]
-        center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
-    if not (raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()):
-        return mass_alone(box)
     if count + d * (d - 1) // 2 <= _ALL:
         powers.extend(one[j : j + 1] + one[k : k + 1] for j in range(d) for k in range(j + 1, d))
-    return functionals(box, np.concatenate(powers), center, scale)
+    return functionals(box, np.concatenate(powers), *found)
+
+
+def standardisation(
+    cores: Cores, box: Box, axes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Computes centre and scale (d,) of standardised low moments; None unless all are positive."""
+    one = np.eye(box.dim, dtype=int)[axes]
+    powers = np.concatenate([np.zeros((1, box.dim), int), one, 2 * one])
+    center, scale = np.zeros(box.dim), np.ones(box.dim)
+    raw = functionals(box, powers, center, scale, plain=True).of_train(cores)
+    with np.errstate(all="ignore"):
+        mean, square = np.split(raw[1:] / raw[0], 2)
+        center[axes], scale[axes] = mean, np.sqrt(square - mean**2)
+    positive = raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()
+    return (center, scale) if positive else None
 
 
 def functionals(

@@ -17,16 +17,10 @@ import numpy as np
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
-from tensorjax.pde._stepping.right_side import Rates, train
-from tensorjax.pde._stepping.sketched_sums import (
-    Rounded,
-    Train,
-    nothing,
-    relative_norm,
-    rounded,
-)
+from tensorjax.pde._stepping.right_side import Clock, Rates, train
+from tensorjax.pde._stepping.sketched_sums import Rounded, Train, nothing, relative_norm, rounded
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
-from tensorjax.tt._linear.amen_and_fallbacks import amen_search
+from tensorjax.tt._linear.amen import amen_search
 from tensorjax.tt._linear.solve import solution
 from tensorjax.tt._linear.system import System
 
@@ -67,7 +61,7 @@ class Step(NamedTuple):
     note: str = ""
 
 
-Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence[Any]], Step]
+Stepper = Callable[[Clock, Cores, float, Trim, bool, Sequence[Any]], Step]
 
 
 def _plus(
@@ -78,9 +72,7 @@ def _plus(
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
 
-def rk4(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
-) -> Step:
+def rk4(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
     """Advances a tensor train by one rounded step of the classical Runge–Kutta method (RK4).
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
@@ -96,16 +88,21 @@ def rk4(
     # ranks are larger, none is summed again.
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
     out = _plus(trim, "v", [v, s2, s3, s4], weights, last, dt / 6)
-    if not (estimate and np.isfinite(out.norm)):
+    return with_estimate(out, last, end, dt, tol) if estimate else Step(out)
+
+
+def with_estimate(out: Rounded, last: Any, end: Rates, dt: float, tol: float) -> Step:
+    """Estimates the error of a classical Runge–Kutta step, dt/6 ‖k_4 − k_5‖ of its last slopes."""
+    if not np.isfinite(out.norm):
         return Step(out)
+    if not last:
+        return Step(out, 0.0)
     new = end.terms(out.cores, tol)
     signs = [dt / 6] * len(last) + [-dt / 6] * len(new)
     return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
 
 
-def rk2(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
-) -> Step:
+def rk2(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
     """Advances a train by one rounded step of Heun's method, Runge–Kutta of order 2."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
@@ -124,22 +121,15 @@ def adams_bashforth(order: int) -> Stepper:
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """
 
-    def step(
-        at: Callable[[float], Rates],
-        v: Cores,
-        dt: float,
-        trim: Trim,
-        estimate: bool,
-        past: Sequence[Any] = (),
-    ) -> Step:
+    def step(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
         begin = at(0.0)
-        t = at.path.t  # pyright: ignore[reportFunctionMemberAccess]
+        t = at.path.t
         size = float(np.linalg.norm(v[0]))
         terms = begin.terms(v, STAGE * trim.tol) or [nothing(v)]
         slope = trim("slope", terms, [1.0] * len(terms), scale=size / dt).cores
         known = [*past, (t, slope)][-order:]
         if len(known) < order:
-            out = rk4(at, v, dt, trim, estimate)
+            out = rk4(at, v, dt, trim, estimate, ())
             return out._replace(slope=(t, slope))
         weights = dt * adams_weights(t, dt, [s for s, _ in known])
         trains = [Train(c) for _, c in known]
@@ -161,14 +151,7 @@ def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
 
 
-def imex(
-    at: Callable[[float], Rates],
-    v: Cores,
-    dt: float,
-    trim: Trim,
-    estimate: bool,
-    past: Sequence[Any] = (),
-) -> Step:
+def imex(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
     """Advances a train by an IMEX step: Crank–Nicolson for diffusion, Adams–Bashforth else.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
@@ -179,7 +162,7 @@ def imex(
     differential equations", SIAM J. Numer. Anal. 32 (1995), section 2, CNAB.
     """
     stiff, slow = at(0.0).split()
-    t = at.path.t  # pyright: ignore[reportFunctionMemberAccess]
+    t = at.path.t
     terms = slow.terms(v, trim.tol)
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), scale=scale).cores if terms else None

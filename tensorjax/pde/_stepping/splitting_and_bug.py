@@ -27,7 +27,7 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.axis import Axis
-from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.right_side import Clock, Rates
 from tensorjax.pde._stepping.runge_kutta_adams_imex import Step
 from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
@@ -149,9 +149,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
     return right_orthogonal(both, scale=False)[0]
 
 
-def _begun(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
-) -> tuple[_Parts, Cores]:
+def _begun(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool) -> tuple[_Parts, Cores]:
     """Prepares a splitting or BUG step: right side at midpoint, and v with augmented bases."""
     rates = at(0.5)
     if not rates.linear:
@@ -171,9 +169,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
     return out[::-1]
 
 
-def _ended(
-    at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
-) -> Step:
+def _ended(at: Clock, v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool) -> Step:
     """Ends a projector-splitting or BUG step: truncates its result and estimates its error."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.moments(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
@@ -184,9 +180,7 @@ def _ended(
     return Step(out, relative_norm([Train(new), Train(v), *slopes], weights, Train(new)))
 
 
-def bug(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
-) -> Step:
+def bug(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) -> Step:
     """Advances a tensor train by one rank-adaptive basis-update and Galerkin (BUG) step."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
@@ -203,7 +197,7 @@ def bug(
 
 
 def projector_splitting(
-    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+    at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any
 ) -> Step:
     """Advances a tensor train by one symmetric projector-splitting step, order 2."""
     parts, wide = _begun(at, v, dt, trim, estimate)

@@ -12,7 +12,7 @@ from tensorjax._placement import placed
 from tensorjax.tt._broadcasting import sizes_of, together
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._cross.cross import CrossInfo, cross
-from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._entries import evaluate
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding.round import round

@@ -13,7 +13,7 @@ from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._entries import evaluate
 from tensorjax.tt._folding import fold
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 

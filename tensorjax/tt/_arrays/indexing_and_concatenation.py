@@ -15,10 +15,10 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
-from tensorjax.tt._algebra import add
 from tensorjax.tt._arrays.mode_products import contract_modes
 from tensorjax.tt._broadcasting import aligned
-from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._entries import evaluate
+from tensorjax.tt._exact_arithmetic import add
 from tensorjax.tt._folding import fold, rearranged, unfold
 
 

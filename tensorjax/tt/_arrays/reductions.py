@@ -11,10 +11,10 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import add, conj, real, scale, transpose
 from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._arrays.mode_products import contraction, with_core
 from tensorjax.tt._constructors import ones_like
+from tensorjax.tt._exact_arithmetic import add, conj, real, scale, transpose
 from tensorjax.tt._folding import fold
 from tensorjax.tt._inner_products import distance
 from tensorjax.tt._products import hadamard, matmul

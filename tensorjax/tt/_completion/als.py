@@ -1,11 +1,11 @@
-"""Alternating least squares (ALS) for tensor completion, by NumPy, on the host.
+"""Alternating least squares (ALS) of trains from samples, and for tensor completion; by NumPy.
 
 The sampled entries are linear in one core at a time: x[i] = L_i G[:, i_k, :] R_i, with row vectors
 L_i and column vectors R_i of what lies left and right. Samples that share i_k see the same slice,
 so every slice of a core is a least-squares problem of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ def entries(cores: Cores, seen: Samples) -> np.ndarray:
     """Evaluates a train of NumPy cores at sampled entries, between sweeps of ALS."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
-        left = through(left, core.transpose(1, 0, 2), rows)
+        left = through(left, core, rows)
     return left[:, 0]
 
 
@@ -56,34 +56,56 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
     Yields:
       The cores after every sweep there and back.
     """
-    order = len(cores)
     weight = ridge * len(seen.values)
     for core in cores:
         weight = weight / core.shape[1]
-    cores, _ = right_orthogonal(cores, scale=False)
-    ones = np.ones((len(seen.values), 1), cores[0].dtype)
+    return alternating_sweeps(
+        cores,
+        len(seen.values),
+        lambda left, right, k: _solved(left, right, seen, k, weight),
+        lambda vectors, core, k: through(vectors, core, seen.rows[k]),
+    )
+
+
+def alternating_sweeps(
+    cores: Cores, count: int, solve: Callable[..., np.ndarray], extend: Callable[..., np.ndarray]
+) -> Iterator[Cores]:
+    """Generates ALS sweeps for a train that is fitted to samples, core by core, there and back.
+
+    Args:
+      cores: to start from.
+      count: number of samples N.
+      solve: computes core k from what lies left (N, r) and right of it (N, s) at the samples.
+      extend: multiplies row vectors (N, r) by core k (r, n, s) at the samples.
+
+    Yields:
+      The cores after every sweep there and back.
+    """
+    order = len(cores)
+    cores, _ = right_orthogonal(list(cores), scale=False)
+    ones = np.ones((count, 1), cores[0].dtype)
     lefts, rights = [ones] * order, [ones] * order
     for k in range(order - 1, 0, -1):
-        rights[k - 1] = through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+        rights[k - 1] = extend(rights[k], cores[k].transpose(2, 1, 0), k)
     while True:
         for k in range(order):
-            cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
+            cores[k] = solve(lefts[k], rights[k], k)
             if k < order - 1:
                 cores[k], r = left_qr(cores[k])
                 cores[k + 1] = absorb(r, cores[k + 1])
-                lefts[k + 1] = through(lefts[k], cores[k].transpose(1, 0, 2), seen.rows[k])
+                lefts[k + 1] = extend(lefts[k], cores[k], k)
         for k in range(order - 1, 0, -1):
-            cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
+            cores[k] = solve(lefts[k], rights[k], k)
             left, cores[k] = right_lq(cores[k])
             cores[k - 1] = times_right(cores[k - 1], left)
-            rights[k - 1] = through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+            rights[k - 1] = extend(rights[k], cores[k].transpose(2, 1, 0), k)
         yield list(cores)
 
 
-def through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+def through(vectors: np.ndarray, core: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
     """Multiplies each sample's vector by the core slice at the sample's index, for an ALS sweep."""
-    out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
-    for matrix, at in zip(slices, rows, strict=True):
+    out = np.empty((len(vectors), core.shape[2]), vectors.dtype)
+    for matrix, at in zip(core.transpose(1, 0, 2), rows, strict=True):
         out[at] = vectors[at] @ matrix
     return out
 
@@ -97,10 +119,26 @@ def _solved(
     for at in seen.rows[k]:
         design = (left[at][:, :, None] * right[at][:, None, :]).reshape(len(at), a * b)
         normal = linalg.matmul(linalg.adjoint(design), design)
-        # Roundoff must not make a direction that no sample sees look determined.
-        floor = 4 * np.finfo(normal.real.dtype).eps * np.trace(normal).real
-        shift = max(weight, floor) or 1.0
-        normal[np.diag_indices(a * b)] += shift
         aim = linalg.matmul(linalg.adjoint(design), seen.values[at])
-        slices.append(np.linalg.solve(normal, aim).reshape(a, b))
+        slices.append(shifted_solve(normal, aim, weight).reshape(a, b))
     return np.stack(slices, 1)
+
+
+def shifted_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
+    """Solves normal equations of an ALS fit to samples, with a shift of the diagonal, in place."""
+    # Roundoff must not make a direction that no sample sees look determined.
+    floor = 4 * np.finfo(matrix.dtype).eps * float(np.real(np.trace(matrix)))
+    matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
+    return np.linalg.solve(matrix, right_side[:, None])[:, 0]
+
+
+def raised(cores: Cores, ranks: Sequence[int], size: float, rng: np.random.Generator) -> Cores:
+    """Pads cores to higher TT-ranks with small random entries, to continue a fit to samples."""
+    full = (1, *ranks, 1)
+    out = []
+    for k, c in enumerate(cores):
+        shape = (full[k], c.shape[1], full[k + 1])
+        wider = (size * np.abs(c).max() * rng.standard_normal(shape)).astype(c.dtype)
+        wider[: c.shape[0], :, : c.shape[2]] = c
+        out.append(wider)
+    return out

@@ -379,22 +379,10 @@ class _Work:
             wanted = feasible_ranks(wanted, self.data.shape, caps)
             turn, refused = turn + 1, refused + 1
             if list(wanted) != now:
-                trial, why = self.fit(self.raised(best.cores, wanted), _TRIAL)
+                trial, why = self.fit(als.raised(best.cores, wanted, _SPARK, self.data.rng), _TRIAL)
                 if trial.judged < (1 - _WORTH) * best.judged:
                     best, status, refused = trial, why, 0
                     if status not in ("reached", "stopped"):
                         # To the end: what is still falling would make any higher rank look better.
                         best, status = self.fit(best.cores, most)
         return best, status
-
-    def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads cores to higher TT-ranks with small random entries, to continue a completion."""
-        full = (1, *ranks, 1)
-        out = []
-        for k, c in enumerate(cores):
-            shape = (full[k], c.shape[1], full[k + 1])
-            wider = _SPARK * np.abs(c).max() * self.data.rng.standard_normal(shape)
-            wider[: c.shape[0], :, : c.shape[2]] = 0
-            inside = np.pad(c, [(0, full[k] - c.shape[0]), (0, 0), (0, full[k + 1] - c.shape[2])])
-            out.append(inside + wider)
-        return out

@@ -42,13 +42,13 @@ def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
     while True:
         with _blas_threads.one_thread(are_small(cores)):
             lefts, rights = _sides(at, seen)
-            found = through(lefts[-1], last.transpose(1, 0, 2), seen.rows[-1])[:, 0]
+            found = through(lefts[-1], last, seen.rows[-1])[:, 0]
             rest = seen.values - found
             gradient = gauged(at, _variations(lefts, rights, -rest, seen))
             now = _inner(gradient, gradient)
             along = [-g for g in gradient]
             if direction is not None and past is not None:
-                carried, before = (_transported(at, z) for z in (direction, past))
+                carried, before = (blocks(project(at, z, even=False))[1] for z in (direction, past))
                 rise = now - _inner(gradient, before)
                 beta = max(rise, 0.0) / (size or 1.0)
                 if beta * _inner(gradient, carried) < now:  # downhill
@@ -77,9 +77,9 @@ def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
     ones = np.ones((len(seen.values), 1), seen.values.dtype)
     lefts, rights = [ones], [ones]
     for u, rows in zip(at.left, seen.rows, strict=False):
-        lefts.append(through(lefts[-1], u.transpose(1, 0, 2), rows))
+        lefts.append(through(lefts[-1], u, rows))
     for v, rows in zip(at.right[::-1], seen.rows[::-1], strict=False):
-        rights.append(through(rights[-1], v.transpose(1, 2, 0), rows))
+        rights.append(through(rights[-1], v.transpose(2, 1, 0), rows))
     return lefts, rights[::-1]
 
 
@@ -104,13 +104,8 @@ def _entries(
     """Evaluates a tangent vector of given variations at the samples of Riemannian completion."""
     total = np.zeros(len(seen.values), seen.values.dtype)
     for left, right, delta, rows in zip(lefts, rights, deltas, seen.rows, strict=True):
-        total += (through(left, delta.transpose(1, 0, 2), rows) * right).sum(1)
+        total += (through(left, delta, rows) * right).sum(1)
     return total
-
-
-def _transported(at: Frame, xi: TT) -> Sequence[Any]:
-    """Projects the last direction of Riemannian completion on the tangent space of a new frame."""
-    return blocks(project(at, xi, even=False))[1]
 
 
 def _inner(xs: Sequence[Any], ys: Sequence[Any]) -> float:

@@ -216,7 +216,7 @@ def _share(search: Any) -> float:
 
 
 def _doubt(status: Status, search: Search) -> float:
-    """Returns what `cross` adds to its standard error for regions that samples may miss."""
+    """Returns the standard error that `cross` adds, at its end, for what samples may miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )

@@ -149,13 +149,10 @@ class Search:
             return self._read_after(self.fit.zero())
         if not self.fit.start():
             return self._run()
-        if self._first_fits() and (status := self._verification.verdict(0.0)):
+        # Before any sweep: a train of rank one may do.
+        if self._measured().bound <= self.tol and (status := self._verification.verdict(0.0)):
             return self._read_after(status)
         return self._read_after(self._sweep_on(self.fit.sets))
-
-    def _first_fits(self) -> bool:
-        """Whether, before any sweep of `cross`, a rank-one train meets the tolerance."""
-        return self._measured().bound <= self.tol
 
     def _measured(self) -> Estimate:
         """Estimates the error after a sweep of `cross`, at more held-out entries if in doubt."""

@@ -8,8 +8,8 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores import orthogonalization
 from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.scaling import norms_near_one
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._evaluation.entries_on_host import near_one
 
 # Least number of held-out entries for their mean to be preferred to zero; and of entries that carry
 # the norm of f, for them to measure it.
@@ -36,7 +36,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     Cores far from one are scaled by powers of two, so that products of them are in range.
     """
     modes = index.shape[1]
-    cores, exponent = near_one(cores)
+    cores, exponent = norms_near_one(cores)
     (first, *rest), (leading, *others) = _merged(cores[:modes], index)
     v, powers = first[0, leading], exponent
     for k, (core, i) in enumerate(zip(rest, others, strict=True), start=1):

@@ -14,7 +14,7 @@ from tensorjax._cores import scaling
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._linear.amen_and_fallbacks import amen_search
+from tensorjax.tt._linear.amen import amen_search
 from tensorjax.tt._linear.gmres import gmres_search
 from tensorjax.tt._linear.system import NEAR, NULL, Outcome, Report, Search, System, capped
 

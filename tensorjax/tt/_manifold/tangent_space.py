@@ -20,8 +20,8 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import add
 from tensorjax.tt._broadcasting import aligned, check_alike
+from tensorjax.tt._exact_arithmetic import add
 from tensorjax.tt._folding import as_train, fold, unfold
 from tensorjax.tt._manifold.frames_and_variations import (
     NOTHING,

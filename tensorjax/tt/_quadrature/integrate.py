@@ -14,7 +14,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import cross
 from tensorjax.tt._cross.function_calls import double, numbers, unmasked
-from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._entries import evaluate
 from tensorjax.tt._quadrature.domain_and_points import (
     Domain,
     checked_atol,

@@ -28,8 +28,8 @@ from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.known_trains import signature
 from tensorjax._kernels.table import CPP, HOST, NUMPY, TRACE
+from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
@@ -304,7 +304,7 @@ def _are_at_hand(cores: list[Any]) -> bool:
 
 
 def _most_of(dtype: Any) -> int:
-    """Returns the powers of two that products of cores may be off one, for rounding unscaled."""
+    """Returns by how many powers of two partial products may differ from one in TT-rounding."""
     return min(_AT_HAND, int(np.finfo(dtype).maxexp) // 2)
 
 

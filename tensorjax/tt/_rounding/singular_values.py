@@ -14,7 +14,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
-from tensorjax.tt._algebra import Train
+from tensorjax.tt._exact_arithmetic import Train
 from tensorjax.tt._folding import folded
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 

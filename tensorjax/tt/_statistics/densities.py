@@ -16,9 +16,9 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.tt._algebra import conj, real
 from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._arrays.reductions import _modes, sum
+from tensorjax.tt._exact_arithmetic import conj, real
 from tensorjax.tt._inner_products import log_norm
 from tensorjax.tt._products import hadamard
 

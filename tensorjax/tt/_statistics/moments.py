@@ -10,10 +10,10 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import add, scale
 from tensorjax.tt._arrays.elementwise import power as powered
 from tensorjax.tt._arrays.mode_products import contract_modes
 from tensorjax.tt._arrays.reductions import Axis, _kept, _modes
+from tensorjax.tt._exact_arithmetic import add, scale
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 
 

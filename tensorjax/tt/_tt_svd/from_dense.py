@@ -23,8 +23,7 @@ from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces.small_subspaces import least_share
-from tensorjax.linalg._subspaces.subspaces_on_host import Asked
+from tensorjax.linalg._subspaces.subspaces_on_host import Asked, least_share
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._folding import unfold
 from tensorjax.tt._rank_padding import padded_to

@@ -19,9 +19,13 @@ from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
-from tensorjax.linalg._subspaces.choose import GRAM_NOISE, gram_floor
-from tensorjax.linalg._subspaces.small_subspaces import of_gram, small_leading
-from tensorjax.linalg._subspaces.subspaces_on_host import Asked, columns_split
+from tensorjax.linalg._subspaces.method_choice import GRAM_NOISE, gram_floor
+from tensorjax.linalg._subspaces.subspaces_on_host import (
+    Asked,
+    columns_split,
+    of_gram,
+    small_leading,
+)
 from tensorjax.tt._tt_svd.tt_svd_on_host import _Group, _norm_to_the_right, next_guess
 
 # Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their

@@ -21,7 +21,7 @@ from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_energy, host_gram, project
 from tensorjax.linalg._qr import orthonormalized
-from tensorjax.linalg._subspaces.choose import Method
+from tensorjax.linalg._subspaces.method_choice import Method
 from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,

@@ -8,8 +8,8 @@ import scipy.linalg
 
 from tensorjax._placement import placed
 from tensorjax._typing import Key, Rank
-from tensorjax.tt import _algebra as trains
 from tensorjax.tt import _constructors as constructors
+from tensorjax.tt import _exact_arithmetic as trains
 from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt.functions.bases import Basis

@@ -9,7 +9,7 @@ from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt.functions.bases import Basis
-from tensorjax.tt.functions.function_values import Values
+from tensorjax.tt.functions.interpolated_function import Values
 from tensorjax.tt.functions.peaks import Peaks, along
 
 # Points on a line at first; doubled until the coefficients of the last quarter are negligible.

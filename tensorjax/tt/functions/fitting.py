@@ -18,6 +18,7 @@ from tensorjax._cores.truncation_sweeps import svd_round
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, Key, Rank
+from tensorjax.tt._completion.als import raised
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.chebyshev import checked_domain
 from tensorjax.tt.functions.degree_choice import of_degree
@@ -297,8 +298,9 @@ class _Work:
             if list(wanted) == now:
                 self.rising = refused == 0 and len(self.history) > 1
                 break
-            raised = [self.raised(cores, wanted) for cores in self.best.replicas]
-            if self.improved(raised, self.best.ridge, _TRIAL):
+            found = self.best.replicas
+            wider = [raised(cores, wanted, _SPARK, self.data.rng) for cores in found]
+            if self.improved(wider, self.best.ridge, _TRIAL):
                 self.improved(self.best.replicas, self.best.ridge, self.most)
                 self.tune()
                 refused = 0
@@ -316,7 +318,7 @@ class _Work:
                     break
 
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
-        """Runs sweeps of a fit while its held-out error falls; tells if the best improved."""
+        """Runs sweeps of functional-train fits while the held-out error falls; tells if it fell."""
         best, risen, least = self.best, 0, math.inf
         runs = [sweeps(c, *s, ridge) for c, s in zip(replicas, self.samples, strict=True)]
         for now in itertools.islice(zip(*runs, strict=True), most):
@@ -332,18 +334,6 @@ class _Work:
         if better:
             self.keep(best)
         return better
-
-    def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads a fitted functional train's cores to higher TT-ranks by small random entries."""
-        full = (1, *ranks, 1)
-        out = []
-        for k, c in enumerate(cores):
-            shape = (full[k], c.shape[1], full[k + 1])
-            drawn = _SPARK * np.abs(c).max() * self.data.rng.standard_normal(shape)
-            wider = drawn.astype(c.dtype)
-            wider[: c.shape[0], :, : c.shape[2]] = c
-            out.append(wider)
-        return out
 
     def lowered(self, part: float) -> list[Cores]:
         """Rounds all functional-train fits to the TT-ranks of the fit to all samples."""

@@ -25,7 +25,7 @@ from tensorjax.tt.functions.degree_choice import (
     without_tails,
 )
 from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
-from tensorjax.tt.functions.function_values import (
+from tensorjax.tt.functions.interpolated_function import (
     CheckedValues,
     Values,
     of_function,
@@ -424,7 +424,7 @@ class _Work:
         return Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
 
     def grown(self, bases: list[Basis], found: Fit) -> list[Basis] | None:
-        """Raises the degrees of an interpolation's unresolved variables; None if none is."""
+        """Returns bases of the next interpolation, of higher degrees where unresolved; or None."""
         below = [k for k in self.free if bases[k].size <= self.most]
         long = [k for k in below if found.tails[k] > _TAIL * self.tol]
         if not long and _cross_error(found.info) <= self.tol / 2:

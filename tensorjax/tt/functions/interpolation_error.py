@@ -21,7 +21,7 @@ from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.degree_choice import uniform
 from tensorjax.tt.functions.evaluation import host_values
 from tensorjax.tt.functions.function_train import FunctionTrain
-from tensorjax.tt.functions.function_values import Values
+from tensorjax.tt.functions.interpolated_function import Values
 from tensorjax.tt.functions.peaks import TELLING, standing_out, telling
 
 InterpolateStatus = Literal[

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import scipy.linalg
 
-from tensorjax._cores.contractions import absorb, einsum, times_right
-from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg import adjoint, matmul
+from tensorjax.tt._completion.als import alternating_sweeps, shifted_solve
 from tensorjax.tt.functions.bases import Basis
 
 # Elements of the design matrix that are formed at a time.
@@ -71,25 +71,12 @@ def sweeps(
     Yields:
       The cores after every sweep there and back.
     """
-    order = len(cores)
-    cores, _ = right_orthogonal(list(cores), scale=False)
-    ones = np.ones((len(values), 1), cores[0].dtype)
-    lefts, rights = [ones] * order, [ones] * order
-    for k in range(order - 1, 0, -1):
-        rights[k - 1] = through(rights[k], rows[k], cores[k].transpose(2, 1, 0))
-    while True:
-        for k in range(order):
-            cores[k] = _solved(lefts[k], rows[k], rights[k], values, ridge)
-            if k < order - 1:
-                cores[k], r = left_qr(cores[k])
-                cores[k + 1] = absorb(r, cores[k + 1])
-                lefts[k + 1] = through(lefts[k], rows[k], cores[k])
-        for k in range(order - 1, 0, -1):
-            cores[k] = _solved(lefts[k], rows[k], rights[k], values, ridge)
-            left, cores[k] = right_lq(cores[k])
-            cores[k - 1] = times_right(cores[k - 1], left)
-            rights[k - 1] = through(rights[k], rows[k], cores[k].transpose(2, 1, 0))
-        yield list(cores)
+    return alternating_sweeps(
+        cores,
+        len(values),
+        lambda left, right, k: _solved(left, rows[k], right, values, ridge),
+        lambda vectors, core, k: through(vectors, rows[k], core),
+    )
 
 
 def _solved(
@@ -102,7 +89,7 @@ def _solved(
     if size > count <= piece:  # by the kernel, which is the smaller matrix
         design = _design(left, at, right)
         gram = matmul(design, adjoint(design))
-        weights = _positive_solve(gram, values, ridge * count)
+        weights = shifted_solve(gram, values, ridge * count)
         return einsum("bm,b->m", design.conj(), weights).reshape(shape)
     dtype = np.result_type(left, values)
     normal, aim = np.zeros((size, size), dtype), np.zeros((size, 1), dtype)
@@ -111,20 +98,12 @@ def _solved(
         design = _design(left[some], at[some], right[some])
         normal += matmul(adjoint(design), design)
         aim += matmul(adjoint(design), values[some, None])
-    return _positive_solve(normal, aim[:, 0], ridge * count).reshape(shape)
+    return shifted_solve(normal, aim[:, 0], ridge * count).reshape(shape)
 
 
 def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
     rows = left[:, :, None, None] * at[:, None, :, None] * right[:, None, None, :]
     return rows.reshape(len(left), -1)
-
-
-def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
-    """Solves normal equations of functional least squares, with a shift of the diagonal."""
-    # Roundoff must not make a direction that no sample sees look determined.
-    floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
-    matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
-    return np.linalg.solve(matrix, right_side[:, None])[:, 0]
 
 
 def first_order(

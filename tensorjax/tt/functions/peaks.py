@@ -13,7 +13,7 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.evaluation import host_values
-from tensorjax.tt.functions.function_values import Values
+from tensorjax.tt.functions.interpolated_function import Values
 
 # Peaks to climb to, beside the largest value known, where random points see little of f.
 _CLIMBS = 8

@@ -11,10 +11,9 @@ Example:
 """
 
 from tensorjax.tt.patches.conversion import to_dense, to_tt
-from tensorjax.tt.patches.cross import cross
+from tensorjax.tt.patches.cross import PatchesInfo, cross
 from tensorjax.tt.patches.entries_sums_and_norms import add, evaluate, inner, norm, ones_like, sum
 from tensorjax.tt.patches.patched_train import PatchedTT
-from tensorjax.tt.patches.patches_info import PatchesInfo
 
 __all__ = [
     "PatchedTT",

@@ -12,14 +12,14 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
-from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.scaling import norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.overflow_checks import held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.entries_on_host import near_one
+from tensorjax.tt._inner_product_kernels import host_overlap
 from tensorjax.tt._to_dense import dense
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
@@ -49,26 +49,15 @@ def inner(x: PatchedTT, y: PatchedTT) -> jax.Array:
 def _product(x: PatchedTT, y: PatchedTT) -> Scaled:
     terms: list[Scaled] = []
     with np.errstate(all="ignore"):
-        left = [near_one(_wide(t)) for t in x.trains]
-        right = left if x is y else [near_one(_wide(t)) for t in y.trains]
+        left = [norms_near_one(_wide(t)) for t in x.trains]
+        right = left if x is y else [norms_near_one(_wide(t)) for t in y.trains]
         for i, j in overlapping(x.prefixes, y.prefixes):
             a, b = x.prefixes[i], y.prefixes[j]
             s, e = _within(*left[i], b[len(a) :])
             t, f = _within(*right[j], a[len(b) :])
-            value, more = _overlap(s, t)
+            value, more = host_overlap(s, t)
             terms.append((value, e + f + more))
         return _total(terms)
-
-
-def _overlap(xs: Cores, ys: Cores) -> Scaled:
-    """Computes the inner product of two trains whose cores are near one, in range throughout."""
-    e, exponent = np.ones((1, 1)), 0
-    for a, b in zip(xs, ys, strict=True):
-        e = bond_overlap(a, absorb(e, b))
-        if not _LOW < np.vdot(e, e).real < _HIGH:
-            e, more = linalg.normalized(e)
-            exponent += more
-    return e[0, 0], exponent
 
 
 def _total(terms: Sequence[Scaled]) -> Scaled:
@@ -138,7 +127,7 @@ def sum(p: PatchedTT) -> jax.Array:
     terms: list[Scaled] = []
     with np.errstate(all="ignore"):
         for train in p.trains:
-            cores, exponent = near_one(_wide(train))
+            cores, exponent = norms_near_one(_wide(train))
             v = np.ones((1, 1))
             for core in cores:
                 v = absorb(v, core).sum(axis=1)

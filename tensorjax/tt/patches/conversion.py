@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import kron
 from tensorjax.tt._constructors import unit
+from tensorjax.tt._exact_arithmetic import kron
 from tensorjax.tt._products import linear_combination
 from tensorjax.tt._to_dense import to_dense as dense_of
 from tensorjax.tt.patches import arithmetic_on_host

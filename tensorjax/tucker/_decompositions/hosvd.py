@@ -19,13 +19,14 @@ from tensorjax._kernels.table import HOST, SMALL
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces.small_subspaces import least_share, small_leading
 from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
     columns_split,
     is_tall,
     leading,
+    least_share,
+    small_leading,
     times,
 )
 from tensorjax.tucker._core_and_factors import cut_modes

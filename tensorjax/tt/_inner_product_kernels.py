@@ -1,4 +1,4 @@
-"""Overlaps ⟨x, y⟩ of two trains: on the host by NumPy or C++, in programs by C++ or XLA."""
+"""Kernels of inner products and norms of trains: NumPy, C++ or XLA, on the host or in programs."""
 
 import functools
 import math
@@ -12,18 +12,18 @@ import numpy as np
 from tensorjax import _blas_threads, _native, linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.scaling import norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.conditions import MOST_SINGLE
-from tensorjax._kernels.known_trains import remember
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
+from tensorjax._kernels.train_signatures import remember
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tt._algebra import conj
-from tensorjax.tt._evaluation.entries_on_host import near_one, on_host
-from tensorjax.tt._products_on_host import common_dtype, mode_sums
+from tensorjax.tt._entries import on_host
+from tensorjax.tt._exact_arithmetic import common_dtype, conj, mode_sums
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
@@ -34,7 +34,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def inner_on_host(x: TT, y: TT) -> jax.Array | None:
-    """Computes the overlap ⟨x, y⟩ of trains by NumPy; None if compiled code is better."""
+    """Computes the inner product ⟨x, y⟩ of trains by NumPy; None if compiled code is better."""
     found = _overlap(x, y, "inner")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -43,12 +43,12 @@ def inner_on_host(x: TT, y: TT) -> jax.Array | None:
 
 
 def in_one_call(x: TT, y: TT) -> jax.Array:
-    """Computes the overlap ⟨x, y⟩ of two real trains by one call of C++ that `inner` has chosen."""
+    """Computes the inner product of two real trains by one call of the C++ kernel, once chosen."""
     return _overlap_in_one_call(x.cores, y.cores)
 
 
 def norm_on_host(x: TT) -> jax.Array | None:
-    """Computes ‖x‖, the root of a train's overlap with itself, by NumPy; None if left to C++."""
+    """Computes the norm ‖x‖ of a train by its NumPy kernel; None if compiled code is better."""
     found = _overlap(x, x, "norm")
     if found is None or isinstance(found, jax.Array):
         return found
@@ -61,7 +61,7 @@ def norm_on_host(x: TT) -> jax.Array | None:
 
 
 def squared_norm_on_host(x: TT) -> tuple[Any, int] | None:
-    """Computes a train's overlap with itself by NumPy, (m, e) for m·4^e; else None.
+    """Computes ‖x‖² of a train by its NumPy kernel, as (m, e) for m·4^e; None if left to XLA.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
     """
@@ -74,7 +74,7 @@ def squared_norm_on_host(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Returns log10 of the overlap |⟨x, y⟩| of trains, and of ‖x‖·‖y‖, for overflow checks."""
+    """Returns log10 of the inner product |⟨x, y⟩| and of ‖x‖·‖y‖, to check kernels for overflow."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -83,12 +83,12 @@ def powers(x: TT, y: TT) -> Powers:
 
 
 def norm_power(x: TT) -> float:
-    """Computes log10 ‖x‖ on the host, from the overlap of a tensor train with itself."""
+    """Computes log10 ‖x‖ of a train by the NumPy kernel of the inner product."""
     return power_of_ten(*_in_double_precision(x, x)) / 2
 
 
 def norm_powers(x: TT) -> Powers:
-    """Returns log10 ‖x‖ from a train's overlap with itself for overflow checks, and −∞ as bound."""
+    """Returns log10 ‖x‖ by the NumPy kernel of the norm, for overflow checks, and −∞ as bound."""
     return norm_power(x), lambda: -math.inf
 
 
@@ -96,11 +96,11 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
     wide = np.result_type(linalg.factor_dtype(jnp.promote_types(x.dtype, y.dtype)), np.float64)
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, wide)
-        return _swept(left, left if x is y else on_host(y.cores, wide))
+        return host_overlap(left, left if x is y else on_host(y.cores, wide))
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes the overlap Σ conj(x_i) y_i of two trains by NumPy; None if compiled is better.
+    """Runs the kernel chosen for an inner product or norm: NumPy or C++; None if that is XLA.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -129,25 +129,25 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, dtype)
-        return _swept(left, left if x is y else on_host(y.cores, dtype))
+        return host_overlap(left, left if x is y else on_host(y.cores, dtype))
 
 
 def _squares_fit(cores: Sequence[Any]) -> bool:
-    """Whether squares of all cores are in range, so that NumPy can compute overlaps."""
+    """Whether squares of all cores are in range, as the C++ kernel of inner products needs."""
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
 
 
 @functools.lru_cache(maxsize=4096)
 def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
-    """Counts the multiplications of an overlap of tensor trains, or of a squared norm."""
+    """Counts the multiplications of an inner product or squared norm, to choose its kernel."""
     half = len(shapes) if same else len(shapes) // 2
     pairs = zip(shapes[:half], shapes[-half:], strict=True)
     return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))
 
 
-def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Sweeps over two trains of host cores to their overlap, as mantissa and exponent.
+def host_overlap(xs: Cores, ys: Cores) -> tuple[Any, int]:
+    """Computes the inner product of two trains of host cores by NumPy, as mantissa and exponent.
 
     Cores are brought near one when their turn comes: they are read once, while in the cache.
     """
@@ -155,8 +155,8 @@ def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0
     for left, right in zip(xs, ys, strict=True):
-        (a,), more = near_one([left])
-        (b,), shift = ((a,), more) if left is right else near_one([right])
+        (a,), more = norms_near_one([left])
+        (b,), shift = ((a,), more) if left is right else norms_near_one([right])
         exponent += more + shift
         e = bond_overlap(a, absorb(e, b))
         if not low < np.vdot(e, e).real < high:
@@ -166,7 +166,7 @@ def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes the overlap Σ_i x_i y_i of trains in a compiled JAX program, as (m, e) for m·2^e."""
+    """Computes Σ_i x_i y_i of trains in a JAX program, by C++ or XLA, as (m, e) for m·2^e."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     operation = _operation(same)
@@ -176,7 +176,7 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes the overlap of a tensor train with itself as (m, e), which means m·4^e."""
+    """Computes ‖x‖² of a train in a JAX program, by C++ or XLA, as (m, e) for m·4^e."""
     mantissa, exponent = overlap(conj(x), x, True)
     mantissa, shift = linalg.normalized(mantissa.real)
     half = (exponent + shift) // 2

@@ -1,8 +1,9 @@
-"""C++ kernels on matrices: Gram matrix, projection, pivoted Cholesky factor."""
+"""C++ kernels on matrices and large arrays: Gram matrix, projection, Cholesky, sketch."""
 
+import jax
 import numpy as np
 
-from tensorjax._native.accepted_arrays import GRAM_DTYPES
+from tensorjax._native.accepted_arrays import GRAM_DTYPES, check_arrays
 from tensorjax._native.host_calls import call, contiguous
 
 
@@ -48,3 +49,24 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     lower = np.empty(g.shape)
     rank = call("tensorjax_factor", len(g), g, float(roundoff), lower)
     return lower[:rank].T
+
+
+def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    """Sketches a large array: contracts it with two cores by the C++ kernel, called from XLA.
+
+    y_bjk = Σ_nmr x_bnm a_njr c_rmk.
+
+    Args:
+      x: (batch, n, m), float32 or float64; large.
+      a: (n, j, r).
+      c: (r, m, k).
+    """
+    check_arrays(x.dtype, (a, c))
+    ((batch, n, m), (_, j, r), (_, _, k)) = x.shape, a.shape, c.shape
+    if a.shape[0] != n or c.shape[:2] != (r, m):
+        raise ValueError(
+            f"expected (b, n, m), (n, j, r), (r, m, k), got {x.shape, a.shape, c.shape}"
+        )
+    shape = jax.ShapeDtypeStruct((batch, j, k), x.dtype)
+    call = jax.ffi.ffi_call("tensorjax_sketch", shape, vmap_method="broadcast_all")
+    return call(x, a, c)

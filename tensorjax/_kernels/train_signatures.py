@@ -19,7 +19,7 @@ _COMMITTED = operator.attrgetter("committed")
 
 
 class Signature:
-    """Kind, shapes and dtype of the cores of a train: one object for all trains alike.
+    """Signature of a train: kind, shapes and dtype of its cores; trains alike share one object.
 
     Attributes:
       kind: TT or TTMatrix.
@@ -38,7 +38,7 @@ _known: set[tuple[str, Signature, Signature]] = set()
 
 
 def signature(t: Any) -> Signature | None:
-    """Returns the signature of a train; None of those that have to be looked at at every call.
+    """Returns the signature cached with a train; None if every call has to check its cores.
 
     These are all that are not single trains of JAX arrays of one enabled dtype, free to move, on
     the only device: those with traced or committed cores among them.
@@ -59,7 +59,7 @@ def is_known(operation: str, x: Any, y: Any) -> bool:
 
 
 def remember(operation: str, x: Any, y: Any) -> None:
-    """Remembers that one program of C++ serves a call with two trains, and with others alike."""
+    """Records that one C++ program serves a call with two trains of these signatures."""
     left, right = signature(x), signature(y)
     if left is None or right is None:
         return
@@ -74,7 +74,7 @@ def forget_pairs() -> None:
 
 
 def _signed(t: Any) -> Signature | None:
-    """Makes the signature of a train, and keeps it there; None if it has none."""
+    """Computes the signature of a train and caches it with the train; None if it has none."""
     if not hasattr(t, "_core_ndim"):
         return None
     found = None
