@@ -388,10 +388,13 @@ def _from_left(x: np.ndarray, matrices: list[tuple[Any, int, int]]) -> np.ndarra
     """Applies the matrices of a Kronecker map on the host to rows, the first modes first."""
     batch = count = len(x)  # matrices (modes and bond, rest)
     for matrix, m, columns in matrices[:-1]:
-        x = matrix @ x.reshape(count, columns, -1)
+        blocks = x.reshape(count, columns, -1)
+        x = matrix @ blocks
         count *= m
     matrix, _, columns = matrices[-1]
-    return (x.reshape(-1, columns) @ matrix.T).reshape(batch, -1)
+    rows = x.reshape(-1, columns)
+    images = rows @ matrix.T
+    return images.reshape(batch, -1)
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
