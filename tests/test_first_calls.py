@@ -165,6 +165,23 @@ def test_new_sites_numbers_of_rows_and_batches_compile_nothing():
         assert abs(float(found) - np.vdot(psi, o @ psi)) < 1e-12
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_maps_of_few_long_rows(seed):
+    """NumPy maps the first modes first, by matrices kept with the map: as of many rows."""
+    rng, dtype = np.random.default_rng([9250, seed]), DTYPES[seed % 2]
+    modes = tuple(int(n) for n in rng.integers(2, 9, 5))
+    rows, size = int(rng.integers(1, 9)), int(rng.integers(2, 12))
+    p = sketch.ttrp(jax.random.key(seed), modes, (2, 1, 3, 1, 2), rank=2, dtype=dtype)
+    surplus = sketch.ttrp(jax.random.key(seed), modes, size, rank=1 + seed, dtype=dtype)
+    for q in (p, surplus):
+        x = rng.standard_normal((rows, np.prod(modes))).astype(dtype)
+        assert _apply._matrices_from_left(q, rows, x.shape[1])
+        many = np.concatenate([x, np.zeros((1000, x.shape[1]), dtype)])
+        assert not _apply._matrices_from_left(q, len(many), x.shape[1])
+        for _ in range(2):  # the matrices are kept after the first call
+            close(sketch.apply(q, jnp.asarray(x)), sketch.apply(q, jnp.asarray(many))[:rows])
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("seed", range(3))
 def test_maps_of_rows(seed, dtype):
@@ -212,13 +229,13 @@ def test_first_calls_of_meras_compile_nothing(options, dtype):
     shape = [int(n) for n in rng.integers(2, 4, int(rng.integers(5, 9)))]
     m = mera.random(jax.random.key(seed), shape, 2, dtype=dtype, **options)
     m = mera.MERA(m.layers, m.top * 10.0 ** int(rng.integers(-9, 9)))
-    functions = (mera.norm, mera.to_dense, mera.to_tt)
+    functions = (mera.norm, mera.to_dense, mera.to_tt, lambda m: mera.inner(m, m))
     with compilations() as compiled:
         found = [f(m) for f in functions]
     assert compiled == []
     expected = [jax.jit(f)(m) for f in functions]
-    for f, e in zip(found[:2], expected[:2], strict=True):
-        close(f, e)
+    for k in (0, 1, 3):
+        close(found[k], expected[k])
     # The cores of both are orthogonal, and differ by signs.
     assert [c.aval for c in found[2].cores] == [c.aval for c in expected[2].cores]
     close(tt.to_dense(found[2]), found[1])
@@ -498,6 +515,8 @@ def test_first_calls_of_tucker_tensors_and_of_tangents_compile_nothing(seed, dty
         "inner": (tucker.inner, x, y),
         "hadamard": (tucker.hadamard, y, y),
         "to_dense": (tucker.to_dense, x),
+        "sum": (tucker.add, x, y),
+        "to_tt": (tucker.to_tt, y),
         "evaluate": (lambda z: tucker.evaluate(z, where), x),
         "project": (tt.tangent_project, tt.orthogonalize(s, 0), t),
         "add": (lambda state, z: tt.stream_add(state, (z, z), -2.0), stream, t),

@@ -306,6 +306,10 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     "mera.norm": (
         lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,
     ),
+    "mera.inner": (
+        lambda g: mera.inner(g.m, g.m),
+        (mera_inner, "on_device"), (mera_inner, "_inner_of"), SINGLE,
+    ),
     "mera.to_dense": (
         lambda g: mera.to_dense(g.m),
         (_to_dense_and_tt, "host_copy"), (_to_dense_and_tt, "_to_dense"), SINGLE,

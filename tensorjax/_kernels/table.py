@@ -176,6 +176,7 @@ TABLE: dict[str, Row] = {
     "tt.tangent_project, products": _call(*_FIRST_CALLS),
     "tt.stream_add": _call(*_FIRST_CALLS),
     # MERAs, projections, layers.
+    "mera.inner": _call(*_FIRST_CALLS),
     "mera.to_dense": _call(*_FIRST_CALLS),
     "mera.to_tt": _call(*_FIRST_CALLS),
     "mera.expectation": _call(*_FIRST_CALLS),
@@ -228,7 +229,7 @@ REMARKS: dict[str, str] = {
     "each of many ranks",
     "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
-    "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of "
+    "tucker.to_dense": "of dense cores; and tucker.add, inner, hadamard, to_tt, first calls of "
     "evaluate; of all cores tucker.round(rank=), tucker.orthogonalize",
     "tt.effective_ranks": "and tt.trim",
 }

@@ -1,10 +1,12 @@
 // TT-SVD of a small dense array by Gram matrices, in double precision; see
 // tensorjax/tt/_tt_svd/small_arrays.py.
 //
-// From the left. Of an unfolding with few rows the next modes are joined to them, and one Gram
-// matrix serves the bonds of all: that of an earlier bond is a partial trace of it, so the array is
-// read twice for several bonds. Of a tall unfolding the Gram matrix of its columns is taken; the
-// core is then made orthonormal by reflections, for A V loses that as the singular values fall.
+// From either end, whichever spares the longer sides; what was split off on the right is made
+// orthonormal from the left in the end, and the norm goes to the last core. Of an unfolding with few
+// rows, or columns, the next modes are joined to them, and one Gram matrix serves the bonds of all:
+// that of an earlier bond is a partial trace of it, so the array is read twice for several bonds. Of
+// a tall unfolding the Gram matrix of its columns is taken; the core is then made orthonormal, for
+// A V loses that as the singular values fall.
 //
 // Complex arrays are held as two planes, of real and of imaginary parts, so that all products are
 // those of real matrices; see complex_rows.h.
@@ -17,18 +19,19 @@
 #include <vector>
 
 #include "complex_rows.h"
-#include "householder.h"
 #include "lapack.h"
+#include "orthonormal_columns.h"
 #include "overlaps.h"
 #include "passes.h"
 #include "products.h"
 #include "team.h"
+#include "tt_svd_order.h"
 
 namespace tensorjax {
 
 // kParts: 1 of real arrays, 2 of complex ones.
-template <long kParts>
-class SmallTTSVD {
+template <long kParts, class S = std::conditional_t<kParts == 2, Complex, double>>
+class SmallTTSVD : private OrthonormalColumns<kParts, S> {
  public:
   // n: the modes; share: of the energy, for each bond; noise: that of a Gram matrix, as a share.
   SmallTTSVD(const std::vector<long>& n, double share, double noise, const Lapack& lapack)
@@ -40,31 +43,48 @@ class SmallTTSVD {
   template <class T>
   bool run(Team& team, const T* x, int64_t* ranks, T* out) {
     const long d = static_cast<long>(n_.size());
-    long rest = 1, left = 1;
-    for (const long n : n_) rest *= n;
-    start(x, rest);
+    long first = 0, last = d, left = 1, right = 1, size = 1, guess = kGuess;
+    for (const long n : n_) size *= n;
+    start(x, size);
     ranks[0] = ranks[d] = 1;
-    for (long k = 0; k + 1 < d; left = ranks[k]) {
-      const long rows = left * n_[k], columns = rest / n_[k];
-      const long first = k;
-      most_ = rows * columns < kLarge ? kMostOfSmall : kMost;
-      if (rows <= columns) {
-        const long joined = join(rows, columns, &k);
-        if (!split_wide(team, first, k, left, joined, left * rest / joined, ranks, &out)) return false;
-      } else if (!split_tall(team, k++, rows, columns, ranks, &out)) {
-        return false;
+    while (last - first > 1) {
+      const long before = first, rows = left * n_[first], columns = size / rows;
+      most_ = size < kLarge ? kMostOfSmall : kMost;
+      const long wide = join(rows, columns, first + 1, last - 1, 1);
+      const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
+      long side = std::min(rows, columns), rank = 0;
+      if (last - first > 2 && right_first(size, wide, tall, guess)) {
+        side = tall;
+        if (!split_right(team, size / tall, tall, &last, &right, ranks)) return false;
+        rank = right, size = size / tall * right;
+      } else {
+        if (rows <= columns) {
+          side = wide;
+          if (!split_wide(team, wide, size / wide, &first, &left, ranks, &out)) return false;
+          size = left * (size / wide);
+        } else {
+          if (!split_tall(team, first++, rows, columns, ranks, &out)) return false;
+          left = ranks[first], size = left * columns;
+        }
+        rank = left;
       }
-      for (long j = first; j < k; j++) rest /= n_[j];
+      guess = rank == side ? 2 * rank : rank + rank / 4 + 2;
+      if (first == before && last == d) return false;  // never: each step splits a mode off
     }
-    const long last = left * n_[d - 1];
-    for (long i = 0; i < last; i++)
-      for (long part = 0; part < kParts; part++) *out++ = static_cast<T>(at_[part * last + i]);
+    norm_to_the_right(first, left, right, ranks, &out);
     return true;
   }
 
  private:
-  using S = std::conditional_t<kParts == 2, Complex, double>;
-  using Small = std::vector<S>;
+  using Base = OrthonormalColumns<kParts, S>;
+  using typename Base::Small;
+  using Base::multiplied, Base::normalise, Base::orthonormalise, Base::panel_, Base::products;
+
+  // A core of the right side (t × n·after), of rows as in complex_rows.h.
+  struct Right {
+    long t, n, after;
+    Numbers rows;
+  };
 
   // A is the data themselves until something is cut: small arrays cost as much to copy.
   template <class T>
@@ -88,25 +108,18 @@ class SmallTTSVD {
   // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
   static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
-  // Sides from here on are tried for a low rank, of one part in kSteps at most; the share of what a
+  // Sides from here on are tried for a low rank, of at most two thirds of them; the share of what a
   // bond may discard that such a basis may miss.
-  static constexpr long kPivoted = 8, kSteps = 3;
+  static constexpr long kPivoted = 8;
   static constexpr double kMissed = 0.05;
-  // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
-  // kSafe two.
-  static constexpr double kUpright = 0.5, kSafe = 1.5e-6;
-  // Smallest energy of a direction beside the largest at which roundoff of the products with
-  // eigenvectors is below that of single precision.
-  static constexpr double kSharp = 1e-8;
 
-  // Rows of the unfolding after the modes from `*k` on that are split together; *k: the next mode.
-  long join(long rows, long columns, long* k) const {
-    const long last = static_cast<long>(n_.size()) - 1;
-    for (++*k; *k < last && rows * n_[*k] <= std::min(kJoined, columns / n_[*k]); ++*k) {
-      rows *= n_[*k];
-      columns /= n_[*k];
+  // Rows, or columns, that are split together: `side` of them, and modes from k on before `end`.
+  long join(long side, long rest, long k, long end, long step) const {
+    for (; k != end && side * n_[k] <= std::min(kJoined, rest / n_[k]); k += step) {
+      side *= n_[k];
+      rest /= n_[k];
     }
-    return rows;
+    return side;
   }
 
   // Gram matrix (rows × rows) of rows that lie so far apart, of so many entries.
@@ -116,36 +129,170 @@ class SmallTTSVD {
     wide_gram(team, a, reinterpret_cast<double*>(g->data()));
   }
 
-  // A (rows × columns) = P B: cores `first` to `last` − 1 make up P; B takes the place of A.
-  template <class T>
-  bool split_wide(Team& team, long first, long last, long left, long rows, long columns,
-                  int64_t* ranks, T** out) {
-    if (rows >= most_) return false;
-    Small w, p(left * left), g;
-    for (long i = 0; i < left; i++) p[i * left + i] = S{1};
-    gram_matrix(team, rows, columns, columns, 1, &w);
-    bool cut = false;
-    long r = left, done = left, after = rows / left;
-    for (long k = first; k < last; k++) {
-      const long n = n_[k], m = r * n;
+  // The leading subspace P (side × r) of what a bond of size `left` and the modes from *k on make up,
+  // from their Gram matrix W. Calls each(k, rank before, rank after) with every core in u_.
+  template <class Each>
+  bool subspace(Small w, long left, long side, long* k, long step, Small* p, long* rank, bool* cut,
+                const Each& each) {
+    long r = left, done = left, after = side / left;
+    Small g;
+    do {
+      const long n = n_[*k], m = r * n;
       after /= n;
       partial_trace(w, m, after, &g);
       long t = 0;
       if (!basis(m, &g, &t)) return false;
+      each(*k, r, t);
+      if (t < m && after > 1) w = projected(w, m, t, after);
+      *cut = *cut || t < m;
+      *p = done == left ? u_ : extended(*p, done, r, n, t);
+      done *= n, r = t, *k += step;
+    } while (after > 1);
+    *rank = r;
+    return true;
+  }
+
+  // A (rows × columns) = P B: cores from *first on make up P; B takes the place of A.
+  template <class T>
+  bool split_wide(Team& team, long rows, long columns, long* first, long* left, int64_t* ranks,
+                  T** out) {
+    if (rows >= most_) return false;
+    Small w, p;
+    gram_matrix(team, rows, columns, columns, 1, &w);
+    bool cut = false;
+    const auto each = [&](long k, long before, long t) {
       ranks[k + 1] = t;
-      put(u_.data(), m * t, *out);
-      *out += whole_lines<T>(kParts * m * t);
-      if (t < m && k + 1 < last) w = projected(w, m, t, after);
-      cut = cut || t < m;
-      p = extended(p, done, r, n, t);
-      done *= n, r = t;
-    }
+      put(u_.data(), before * n_[k] * t, *out);
+      *out += whole_lines<T>(kParts * before * n_[k] * t);
+    };
+    if (!subspace(std::move(w), *left, rows, first, 1, &p, left, &cut, each)) return false;
     if (!cut) return true;
-    b_.resize(kParts * r * columns);
-    const Numbers planes = in_planes(p, rows, r);
-    wide_project(team, kParts * rows, columns, kParts * r, planes.data(), at_, b_.data());
+    b_.resize(kParts * *left * columns);
+    const Numbers planes = in_planes(p, rows, *left);
+    wide_project(team, kParts * rows, columns, kParts * *left, planes.data(), at_, b_.data());
     replaced();
     return true;
+  }
+
+  // A (rows × columns) = B Pᵀ: P is a subspace of Aᵀ, whose modes are met in the opposite order; its
+  // cores are those of modes up to *last. B takes the place of A.
+  bool split_right(Team& team, long rows, long columns, long* last, long* right, int64_t* ranks) {
+    if (columns >= most_) return false;
+    std::vector<long> places(*right);  // of the columns of A, in the opposite order
+    for (long a = 0; a < *right; a++) places[a] = a;
+    for (long k = *last - 1, stride = *right; stride < columns; stride *= n_[k--]) {
+      std::vector<long> more;
+      for (const long place : places)
+        for (long i = 0; i < n_[k]; i++) more.push_back(place + i * stride);
+      std::swap(places, more);
+    }
+    Small g, w(columns * columns), p;
+    gram_matrix(team, columns, rows, 1, columns, &g);
+    for (long i = 0; i < columns; i++)
+      for (long j = 0; j < columns; j++)
+        w[i * columns + j] = g[places[i] * columns + places[j]];
+    bool cut = false;
+    long k = *last - 1, r = 0;
+    const auto each = [&](long mode, long after, long t) {
+      ranks[mode] = t;
+      const long n = n_[mode];
+      Small core(t * n * after);
+      for (long a = 0; a < after; a++)
+        for (long i = 0; i < n; i++)
+          for (long b = 0; b < t; b++) core[(b * n + i) * after + a] = u_[(a * n + i) * t + b];
+      rights_.push_back({t, n, after, in_rows(core, t, n * after)});
+    };
+    if (!subspace(std::move(w), *right, columns, &k, -1, &p, &r, &cut, each)) return false;
+    *last = k + 1, *right = r;
+    b_.resize(kParts * rows * r);
+    if (cut) {
+      Small v(columns * r);
+      for (long i = 0; i < columns; i++)
+        for (long b = 0; b < r; b++) v[places[i] * r + b] = conj(p[i * r + b]);
+      const Numbers y = times_columns(rows, columns, in_rows(v, columns, r), r);
+      in_planes_again(y, rows, r, b_.data());
+    } else {
+      for (long i = 0; i < kParts * rows; i++)
+        for (long j = 0; j < columns; j++) b_[i * columns + j] = at_[i * columns + places[j]];
+    }
+    replaced();
+    return true;
+  }
+
+  // A V for V (columns × t), of rows as in complex_rows.h.
+  Numbers times_columns(long rows, long columns, const Numbers& v, long t) {
+    const long wide = kParts * padded(t);
+    Numbers y(rows * wide);
+    times(rows, wide, columns, at_, columns, 1, v.data(), wide, y.data(), wide, panel_.data());
+    if (kParts == 2) {
+      const Numbers turned = i_times(v, columns, t);
+      times(rows, wide, columns, at_ + rows * columns, columns, 1, turned.data(), wide, y.data(),
+            wide, panel_.data(), false, true);
+    }
+    return y;
+  }
+
+  // Rows as in complex_rows.h as planes, and back.
+  static void in_planes_again(const Numbers& y, long rows, long t, double* planes) {
+    for (long part = 0; part < kParts; part++)
+      for (long i = 0; i < rows; i++)
+        planes = put(&y[(i * kParts + part) * padded(t)], t, planes);
+  }
+  static Numbers rows_of_planes(const double* planes, long rows, long t) {
+    Numbers y(rows * kParts * padded(t), 0.0);
+    for (long part = 0; part < kParts; part++)
+      for (long i = 0; i < rows; i++, planes += t)
+        put(planes, t, &y[(i * kParts + part) * padded(t)]);
+    return y;
+  }
+
+  // Writes the core that is left, A (left·n × right), and those on the right: all but the last are
+  // made orthonormal, and the norm goes there.
+  template <class T>
+  void norm_to_the_right(long k, long left, long right, int64_t* ranks, T** out) {
+    long rows = left * n_[k], t = right;
+    if (rights_.empty()) {  // the last core, as it is
+      for (long i = 0; i < rows; i++)
+        for (long part = 0; part < kParts; part++) *(*out)++ = static_cast<T>(at_[part * rows + i]);
+      return;
+    }
+    Numbers y = rows_of_planes(at_, rows, t);
+    for (; !rights_.empty(); rights_.pop_back()) {
+      const Right& next = rights_.back();
+      const long kept = std::min(rows, t), across = next.n * next.after;
+      Numbers r(kept * kParts * padded(t));
+      if (rows > t) {
+        orthonormalise(rows, t, &y, &r, nullptr);
+      } else {
+        std::swap(y, r);
+        y.assign(rows * kParts * padded(rows), 0.0);
+        for (long i = 0; i < rows; i++) y[i * kParts * padded(rows) + i] = 1;
+      }
+      *out = put_rows(y, rows, kept, *out);
+      ranks[++k] = kept;
+      Numbers core(kept * kParts * padded(across));
+      multiplied(kept, t, across, r, next.rows, &core);
+      rows = kept * next.n, t = next.after;
+      y.assign(rows * kParts * padded(t), 0.0);
+      for (long b = 0; b < kept; b++)
+        for (long part = 0; part < kParts; part++)
+          for (long i = 0; i < next.n; i++)
+            put(&core[(b * kParts + part) * padded(across) + i * t], t,
+                &y[((b * next.n + i) * kParts + part) * padded(t)]);
+    }
+    put_rows(y, rows, t, *out);
+  }
+
+  // Writes rows as in complex_rows.h as numbers of type T; returns where the next core begins.
+  template <class T>
+  static T* put_rows(const Numbers& y, long rows, long t, T* to) {
+    T* const next = to + whole_lines<T>(kParts * rows * t);
+    const long wide = kParts * padded(t);
+    for (long i = 0; i < rows; i++)
+      for (long j = 0; j < t; j++)
+        for (long part = 0; part < kParts; part++)
+          *to++ = static_cast<T>(y[i * wide + part * padded(t) + j]);
+    return next;
   }
 
   // P (rows × r) as the real matrix whose transpose takes the planes of A to those of Pᴴ A.
@@ -176,173 +323,28 @@ class SmallTTSVD {
     long t = 0;
     if (!basis(columns, &g, &t)) return false;
     const long wide = kParts * padded(t);
-    Numbers y(rows * wide, 0.0), r(t * wide);
+    Numbers y, r(t * wide);
     if (t < columns) {
       const Numbers v = in_rows(u_, columns, t);
-      const Numbers turned = kParts == 2 ? i_times(v, columns, t) : Numbers{};
-      times(rows, wide, columns, at_, columns, 1, v.data(), wide, y.data(), wide, panel_.data());
-      if (kParts == 2)
-        times(rows, wide, columns, at_ + rows * columns, columns, 1, turned.data(), wide, y.data(),
-              wide, panel_.data(), false, true);
+      y = times_columns(rows, columns, v, t);
       if (!(std::is_same_v<T, float> && sharp_ && normalise(rows, t, &y, &r)))
         orthonormalise(rows, t, &y, &r, nullptr);
       b_.resize(kParts * t * columns);  // B = R Vᴴ
       products(t, columns, wide, r.data(), v.data(), b_.data());
-      if (kParts == 2) products(t, columns, wide, r.data(), turned.data(), &b_[t * columns]);
+      if (kParts == 2) {
+        const Numbers turned = i_times(v, columns, t);
+        products(t, columns, wide, r.data(), turned.data(), &b_[t * columns]);
+      }
     } else {
-      for (long i = 0; i < rows; i++)
-        for (long part = 0; part < kParts; part++)
-          put(at_ + (part * rows + i) * columns, columns, &y[i * wide + part * padded(t)]);
+      y = rows_of_planes(at_, rows, columns);
       orthonormalise(rows, t, &y, &r, known.data());
       b_.resize(kParts * t * columns);
-      for (long part = 0; part < kParts; part++)
-        for (long i = 0; i < t; i++)
-          put(&r[i * wide + part * padded(t)], columns, &b_[(part * t + i) * columns]);
+      in_planes_again(r, t, columns, b_.data());
     }
-    T* to = *out;
-    for (long i = 0; i < rows; i++)
-      for (long j = 0; j < t; j++)
-        for (long part = 0; part < kParts; part++)
-          *to++ = static_cast<T>(y[i * wide + part * padded(t) + j]);
-    *out += whole_lines<T>(kParts * rows * t);
+    *out = put_rows(y, rows, t, *out);
     replaced();
     ranks[k + 1] = t;
     return true;
-  }
-
-  // C (rows × columns) = X Yᵀ of real matrices of rows of `depth`.
-  static void products(long rows, long columns, long depth, const double* x, const double* y,
-                       double* c) {
-    for (long i = 0; i < rows; i += kSide)
-      for (long j = 0; j < columns; j += kSide)
-        inner(std::min(kSide, rows - i), std::min(kSide, columns - j), depth, x + i * depth, depth,
-              y + j * depth, depth, c + i * columns + j, columns);
-  }
-
-  // C (rows × t) = X Y, Y (t × t): all with rows as above.
-  void multiplied(long rows, long t, const Numbers& x, const Numbers& y, Numbers* c, bool upper) {
-    const long ld = padded(t), wide = kParts * ld;
-    if (kParts == 1) {
-      times(rows, ld, t, x.data(), ld, 1, y.data(), ld, c->data(), ld, panel_.data(), upper);
-      return;
-    }
-    const Numbers turned = i_times(y, t, t);
-    times(rows, wide, t, x.data(), wide, 1, y.data(), wide, c->data(), wide, panel_.data());
-    times(rows, wide, t, x.data() + ld, wide, 1, turned.data(), wide, c->data(), wide,
-          panel_.data(), false, true);
-  }
-
-  // G = YᴴY (t × t), of which the diagonal and what is above it are meant.
-  void columns_gram(long rows, long t, const Numbers& y, Small* g) {
-    const long ld = padded(t), wide = kParts * ld;
-    Numbers h(wide * wide);
-    gram(rows, wide, y.data(), wide, h.data(), wide, panel_.data());
-    for (long i = 0; i < t; i++)
-      for (long j = i; j < t; j++) {
-        S& x = (*g)[i * t + j];
-        if constexpr (kParts == 1)
-          x = h[i * ld + j];
-        else
-          x = {h[i * wide + j] + h[(ld + i) * wide + ld + j],
-               h[i * wide + ld + j] - h[j * wide + ld + i]};
-      }
-  }
-
-  // Y (rows × t) = Q R with a diagonal R, for Y = A V with eigenvectors V: its columns are orthogonal
-  // but for roundoff of the largest beside the smallest. False where single precision would show it.
-  static bool normalise(long rows, long t, Numbers* y, Numbers* r) {
-    const long ld = padded(t), wide = kParts * ld;
-    Numbers squares(ld, 0.0), inverse(ld, 0.0);
-    for (long i = 0; i < rows; i++)
-      for (long part = 0; part < kParts; part++) {
-        const double* row = y->data() + i * wide + part * ld;
-        for (long j = 0; j < t; j++) squares[j] += row[j] * row[j];
-      }
-    const auto [least, most] = std::minmax_element(squares.begin(), squares.begin() + t);
-    if (!(*least > kSharp * *most)) return false;
-    for (long j = 0; j < t; j++) {
-      (*r)[j * wide + j] = std::sqrt(squares[j]);
-      inverse[j] = 1 / (*r)[j * wide + j];
-    }
-    for (long i = 0; i < kParts * rows; i++)
-      for (long j = 0; j < t; j++) (*y)[i * ld + j] *= inverse[j];
-    return true;
-  }
-
-  // Y (rows × t) = Q R; Q takes the place of Y. By Cholesky's factorisation of the Gram matrix of
-  // columns of length one, twice unless they are nearly orthogonal; by reflections where roundoff
-  // would take too much of it. See `orthonormalized` of tensorjax/linalg/_qr.py.
-  // known: YᴴY (t × t), if the caller has it.
-  //
-  // Of a complex G the real matrix of blocks (a, −b; b, a) is factored, one for every entry a + ib:
-  // its factor is that of G in the same blocks, for the factor of G has a real diagonal.
-  void orthonormalise(long rows, long t, Numbers* y, Numbers* r, const S* known) {
-    const long wide = kParts * padded(t), side = kParts * t, ld = padded(side);
-    Numbers q(rows * wide), h(side * ld, 0.0), inverse(side * ld), none(side, 0.0), pivots(side);
-    Numbers sizes(t, 1.0), factor(t * wide), back(t * wide);
-    Small g(t * t);
-    for (int pass = 0; pass < 2; pass++) {
-      if (pass == 0 && known)
-        std::copy(known, known + t * t, g.begin());
-      else
-        columns_gram(rows, t, *y, &g);
-      if (pass == 0)
-        for (long j = 0; j < t; j++) sizes[j] = std::sqrt(real(g[j * t + j]));
-      for (long i = 0; i < t; i++)
-        for (long j = i; j < t; j++) {
-          const double by = pass == 0 ? 1 / (sizes[i] * sizes[j]) : 1;
-          for (long part = 0; part < kParts; part++)
-            for (long other = 0; other < kParts; other++)
-              h[(kParts * i + part) * ld + kParts * j + other] =
-                  by * block(g[i * t + j], part, other);
-        }
-      inverse_factor(side, h.data(), ld, none.data(), inverse.data(), pivots.data());
-      const double least = *std::min_element(pivots.begin(), pivots.end());
-      if (!(least > kSafe)) return reflected(rows, t, y, r, pass > 0);
-      for (long i = 0; i < t; i++)
-        for (long j = 0; j < wide; j++) {
-          const long part = j / padded(t), column = j % padded(t);
-          const long at = (kParts * i + part) * ld + kParts * column;
-          const bool some = column >= i && column < t;
-          factor[i * wide + j] = some ? h[at] * (pass == 0 ? sizes[column] : 1) : 0;
-          back[i * wide + j] = some ? inverse[at] / (pass == 0 ? sizes[i] : 1) : 0;
-        }
-      multiplied(rows, t, *y, back, &q, true);
-      std::swap(*y, q);
-      update(t, factor, r, pass > 0);
-      if (least > kUpright) return;
-    }
-  }
-
-  // An entry of the real block that stands for a number; that of real numbers is their own.
-  static double block(double x, long, long) { return x; }
-  static double block(Complex x, long row, long column) {
-    return row == column ? x.re : row ? x.im : -x.im;
-  }
-
-  // R becomes `factor`, or `factor` R.
-  void update(long t, const Numbers& factor, Numbers* r, bool again) {
-    if (!again) {
-      *r = factor;
-      return;
-    }
-    Numbers out(r->size());
-    multiplied(t, t, factor, *r, &out, false);
-    std::swap(*r, out);
-  }
-
-  // As `orthonormalise`, by reflections.
-  void reflected(long rows, long t, Numbers* y, Numbers* r, bool again) {
-    Numbers factor(t * kParts * padded(t));
-    if constexpr (kParts == 2) {
-      complex_householder(rows, t, y, &factor);
-    } else {
-      const long ld = padded(t);
-      Numbers q(rows * ld), scratch((rows + 1) * t);
-      householder(rows, t, t, y->data(), ld, q.data(), ld, factor.data(), ld, scratch.data());
-      std::swap(*y, q);
-    }
-    update(t, factor, r, again);
   }
 
   // G (m × m) of W ((m, after) × (m, after)).
@@ -429,32 +431,50 @@ class SmallTTSVD {
     long rank = 0;
     double missed = total;
     for (; missed > enough; rank++, missed = rows.missed()) {
-      if (rank * kSteps >= m) return false;
+      if (3 * rank >= 2 * m) return false;
       l.resize((rank + 1) * m);
       if (!rows.add(rank, least, l.data())) return false;
     }
     if (!rank) return false;
-    Small inner(rank * rank);  // L Lᴴ
-    for (long a = 0; a < rank; a++)
-      for (long b = 0; b < rank; b++)
-        for (long i = 0; i < m; i++) inner[a * rank + b] += l[a * m + i] * conj(l[b * m + i]);
+    const Numbers rows_of_l = in_rows(l, rank, m);
+    Small square = squared(rows_of_l, rank, m);
     Numbers values(rank);
-    if (!eigenvectors(rank, &inner, values.data())) return false;
+    if (!eigenvectors(rank, &square, values.data())) return false;
     long gone = 0;
     for (double sum = missed + std::max(values[0], 0.0); gone + 1 < rank && sum <= allowed;)
       sum += std::max(values[++gone], 0.0);
     *t = rank - gone;
     whole_ = false;
-    Small u(m * *t);  // Lᴴ times the leading eigenvectors: LAPACK reads columns, as below
-    for (long b = 0; b < *t; b++)
-      for (long a = 0; a < rank; a++) {
-        const S weight = conj(inner[(rank - 1 - b) * rank + a]);
-        for (long i = 0; i < m; i++) u[i * *t + b] += conj(l[a * m + i]) * weight;
-      }
-    Numbers y = in_rows(u, m, *t), r(*t * kParts * padded(*t));
+    const long ld = kParts * padded(m), wide = kParts * padded(*t);
+    Small weights(rank * *t);  // the leading eigenvectors: LAPACK reads columns, as below
+    for (long a = 0; a < rank; a++)
+      for (long b = 0; b < *t; b++) weights[a * *t + b] = conj(square[(rank - 1 - b) * rank + a]);
+    const Numbers w = in_rows(weights, rank, *t);
+    Numbers y(m * wide), r(*t * wide);  // Lᴴ times them
+    times(m, wide, rank, rows_of_l.data(), 1, ld, w.data(), wide, y.data(), wide, panel_.data());
+    if (kParts == 2) {
+      Numbers turned = i_times(w, rank, *t);
+      for (double& x : turned) x = -x;
+      times(m, wide, rank, rows_of_l.data() + padded(m), 1, ld, turned.data(), wide, y.data(), wide,
+            panel_.data(), false, true);
+    }
     orthonormalise(m, *t, &y, &r, nullptr);
     u_ = out_of_rows(y, m, *t);
     return true;
+  }
+
+  // L Lᴴ for L (rank × m) of rows as in complex_rows.h.
+  static Small squared(const Numbers& l, long rank, long m) {
+    Small out(rank * rank);
+    Numbers part(rank * rank);
+    products(rank, rank, kParts * padded(m), l.data(), l.data(), part.data());
+    for (long i = 0; i < rank * rank; i++) out[i] = S{part[i]};
+    if constexpr (kParts == 2) {
+      const Numbers turned = i_times(l, rank, m);
+      products(rank, rank, kParts * padded(m), l.data(), turned.data(), part.data());
+      for (long i = 0; i < rank * rank; i++) out[i].im = part[i];
+    }
+    return out;
   }
 
   static Small out_of_rows(const Numbers& y, long rows, long t) {
@@ -518,8 +538,9 @@ class SmallTTSVD {
   double tail_ = -1;
   bool whole_ = true, sharp_ = false;  // whether the basis is of eigenvectors up to roundoff
   const double* at_ = nullptr;  // A
-  Numbers a_, b_, panel_ = Numbers(3 * kLanes * kDepth);
+  Numbers a_, b_;
   Small u_;
+  std::vector<Right> rights_;  // from the last mode on
 };
 
 }  // namespace tensorjax

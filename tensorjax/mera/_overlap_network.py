@@ -12,7 +12,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.contract import einsum
+from tensorjax.contract import einsum, plan
 from tensorjax.mera._types import MERA, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -79,7 +79,8 @@ def inner(x: MERA, y: MERA) -> jax.Array:
     cost grows exponentially with the number of layers, that is, as a power of the length. The path
     is searched once per structure, which takes seconds from some dozens of sites on.
 
-    Source: ours; the order of products is that of `tensorjax.contract`.
+    Source: ours; the order of products is that of `tensorjax.contract`. First calls with concrete
+    arguments on a CPU are NumPy's where they are small, with nothing compiled.
     """
     single("x", x)
     single("y", y)
@@ -88,23 +89,49 @@ def inner(x: MERA, y: MERA) -> jax.Array:
             f"x, y: expected MERAs of one structure, got {x!r} and {y!r}; "
             "compare others by mera.to_tt and tt.inner"
         )
-    return _inner(x, y)
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    structure = tuple([layer.wiring for layer in x.layers])
+    facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: _work(x, y)}
+    if choose_kernel("mera.inner", jax.tree.leaves((x, y)), **facts) is NUMPY:
+        host = jax.tree.map(lambda a: np.asarray(a).astype(dtype, copy=False), (x, y))
+        with np.errstate(all="ignore"):
+            return on_device([np.asarray(_inner(*host), dtype)])[0]
+    return _inner_of(x, y)
 
 
-@jax.jit
-def _inner(x: MERA, y: MERA) -> jax.Array:
+def _inner(x: MERA, y: MERA) -> Any:
     dtype = jnp.promote_types(x.dtype, y.dtype)
     # All else is isometric: scale is in the tops.
     (top, p), (other, q) = linalg.normalized(x.top), linalg.normalized(y.top)
     x, y = MERA._unchecked(x.layers, top), MERA._unchecked(y.layers, other)
+    if linalg.is_host(top):
+        terms = _terms(x, y)
+        value = plan(*_with_labels(terms), []).on_host(*(a for a, _ in terms))
+        return linalg.scaled(value, p + q)
+    terms = _terms(x.astype(dtype), y.astype(dtype))
+    return linalg.scaled(einsum(*_with_labels(terms), [], precision=_HIGHEST), p + q)
+
+
+_inner_of = jax.jit(_inner)
+
+
+def _terms(x: MERA, y: MERA) -> list[tuple[Any, list[int]]]:
+    """Lists the tensors of the overlap ⟨x, y⟩ of two MERAs of one dtype, with axis labels."""
     sites = list(range(x.order))
-    bra = _network(x.astype(dtype), sites, x.order)
+    bra = _network(x, sites, x.order)
     fresh = 1 + max(max(labels) for _, labels in bra)
-    ket = _network(y.astype(dtype), sites, fresh)
     # Tensors that meet at the bottom follow each other, from left to right.
-    terms = [(a.conj(), labels) for a, labels in bra] + ket
-    operands = [part for term in terms for part in term]
-    return linalg.scaled(einsum(*operands, [], precision=_HIGHEST), p + q)
+    return [(a.conj(), labels) for a, labels in bra] + _network(y, sites, fresh)
+
+
+def _with_labels(terms: Sequence[tuple[Any, list[int]]]) -> list[Any]:
+    return [part for term in terms for part in term]
+
+
+def _work(x: MERA, y: MERA) -> float:
+    """Counts the multiplications of the overlap of two MERAs, by the plan of its products."""
+    host = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), (x, y))
+    return plan(*_with_labels(_terms(*host)), []).flops / 2
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:

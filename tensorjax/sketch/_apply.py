@@ -2,6 +2,7 @@
 
 import functools
 import math
+from itertools import pairwise
 from typing import Any, overload
 
 import jax
@@ -293,6 +294,13 @@ def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
 
 # Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
+# Rows times the square of the largest TT-rank up to which the first modes are mapped first:
+# products of so few matrices, each with long rows, cost a BLAS less than one with few columns.
+_LONG_ROWS = 512
+# Elements of the modes that are then mapped by one product: it takes as long to read the rows.
+_JOINED = 32
+# Numbers of rows for which a map keeps its matrices.
+_MOST_KEPT = 16
 
 
 def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
@@ -320,17 +328,73 @@ def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array,
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
     """Applies a Kronecker map to rows by NumPy on the host, group by group of its modes."""
     batch, size = x.shape
+    known = _matrices_from_left(p, batch, size)
+    if known:
+        return _from_left(x, known)[:, : p.out_size]
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)
     if plan.pads_input:
         x = np.pad(x, ((0, 0), (0, math.prod(n) - size)))
     cores = [np.asarray(c) for c in p.cores]
     y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
-    for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
-        core = merge(cores[s:e], einsum)[:, :, : y.shape[1]]
-        y = _group(y, core)
+    for s, e in reversed(list(pairwise(plan.cuts))):
+        y = _group(y, merge(cores[s:e], einsum)[:, :, : y.shape[1]])
     y = y.reshape(batch, -1)[:, : p.out_size]
     return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
+
+
+def _matrices_from_left(p: Kronecker, batch: int, size: int) -> list[tuple[Any, int, int]]:
+    """Returns a map's matrices on the host, to be applied from the left; none of many rows.
+
+    Each with its rows and columns over one mode of the image: (matrix, m, columns). They are kept
+    with the map: to make them takes as long as to map few rows.
+    """
+    kept = vars(p).setdefault("_from_left", {})
+    key = batch, size
+    if key not in kept:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        cuts = _cuts_from_left(batch, size, p.in_shape, p.out_shape, (1, *p.ranks, 1))
+        matrices = []
+        cores = [np.asarray(c) for c in p.cores] if cuts else []
+        for s, e in pairwise(cuts):
+            core = merge(cores[s:e], einsum)
+            left, m, n, right = core.shape
+            matrices.append((core.transpose(1, 3, 0, 2).reshape(m * right, left * n), m, left * n))
+        if cuts:
+            scale = 1 / math.sqrt(p.out_size * math.prod(p.ranks))
+            last, *sizes = matrices[-1]
+            matrices[-1] = (last * last.dtype.type(scale), *sizes)
+        kept[key] = matrices
+    return kept[key]
+
+
+@functools.lru_cache(maxsize=4096)
+def _cuts_from_left(
+    batch: int, size: int, n: tuple[int, ...], m: tuple[int, ...], ranks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Returns the cuts of a Kronecker map's modes to be mapped from the left; none of many rows."""
+    if size != math.prod(n) or batch * max(ranks) ** 2 > _LONG_ROWS:
+        return ()
+    cuts, inner = [0], n[0]
+    for k in range(1, len(n)):
+        inner *= n[k]
+        if inner > _JOINED:
+            cuts, inner = [*cuts, k], n[k]
+    return (*cuts, len(n)) if len(cuts) > 1 else ()
+
+
+def _from_left(x: np.ndarray, matrices: list[tuple[Any, int, int]]) -> np.ndarray:
+    """Applies the matrices of a Kronecker map on the host to rows, the first modes first."""
+    batch = count = len(x)  # matrices (modes and bond, rest)
+    for matrix, m, columns in matrices[:-1]:
+        blocks = x.reshape(count, columns, -1)
+        x = matrix @ blocks
+        count *= m
+    matrix, _, columns = matrices[-1]
+    rows = x.reshape(-1, columns)
+    images = rows @ matrix.T
+    return images.reshape(batch, -1)
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:

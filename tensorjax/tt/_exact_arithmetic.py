@@ -38,8 +38,10 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 # Cores are multiplied as they are where the squared norms of all lie within 2^±_TAME.
 _TAME = 60
-# Nanoseconds that C++ takes to multiply a row of a core by a number and to add it up, and for an
-# element of it: `python -m experiments run bench/core --only shapes`, on an AMD EPYC with AVX-512.
+# Nanoseconds that C++ takes for a multiplication of float64 in sums over modes, and to write a sum
+# (half of it of float32); of complex numbers to multiply a row of a core by a number and to add it
+# up, and for an element of it: `python -m experiments run bench/core --only shapes`, with AVX-512.
+_MULTIPLICATION, _SUM = 0.06, 0.8
 _ROW, _PART_OF_ROW = 3.5, 0.25
 
 
@@ -342,7 +344,7 @@ def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
         "in_range": lambda: factors()[2],
         "one_dtype": same,
         "sums": lambda: mode_sums(kind, shapes),
-        "sum_time": lambda: predicted_sum_time(kind, shapes),
+        "sum_time": lambda: predicted_sum_time(kind, shapes, dtype),
     }
     chosen = choose_kernel(f"tt.{kind}", cores, dtype=dtype, **facts)
     if chosen is PROGRAM:
@@ -378,15 +380,20 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
+def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype) -> float:
     """Predicts the nanoseconds that a host product takes to sum over modes in C++.
 
-    They are made row by row of the last axis, which is short where ranks are low.
+    Real sums are made by tiles of several rows of a product; complex ones row by row of the last
+    axis, which is short where ranks are low.
     """
-    if not 0 < mode_sums(kind, shapes) < math.inf:
-        return mode_sums(kind, shapes)
+    total = mode_sums(kind, shapes)
+    if not 0 < total < math.inf:
+        return total
     half = len(shapes) // 2
-    pairs = zip(shapes[:half], shapes[half:], strict=True)
+    pairs = list(zip(shapes[:half], shapes[half:], strict=True))
+    if dtype.kind != "c":
+        written = sum(math.prod(a) * math.prod(b) / b[1] ** 2 for a, b in pairs)
+        return dtype.itemsize / 8 * (_MULTIPLICATION * total + _SUM * written)
     rows = ((math.prod(a) * math.prod(b) / b[1] / b[-1], b[-1]) for a, b in pairs)
     return sum(count * (_ROW + _PART_OF_ROW * length) for count, length in rows)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,14 +107,26 @@ def to_tt(t: Tucker, *, tol: float | None = None, rank: int | Sequence[int] | No
         _check.tolerance(tol, t.dtype)
     # With orthonormal factors an error of the core is one of the whole.
     t = t if tol is None and rank is None else orthogonalize(t)
+    found = None
+    if first_on_host("to_tt", lambda: t.core.size * sum(t.shape), t):
+        found = finite_on_host(lambda: _train(jax.tree.map(np.asarray, t), tol, rank))
+    cores = _train(t, tol, rank).cores if found is None else on_device(list(found.cores))
+    out = TT._unchecked(tuple(jnp.asarray(c) for c in cores))
+    return out if rank is None or tol is not None else TT._namespace.round(out, rank=rank)
+
+
+def _train(t: Tucker, tol: Any, rank: Any) -> TT:
+    """Converts a Tucker tensor, whose factors are orthonormal where it is cut, to a train.
+
+    Of NumPy arrays to one of NumPy arrays.
+    """
     small, exponent = near_one_parts(t)
     core = small.core
     if not isinstance(core, TT):
         most = max(core.size, 1)
-        core = TT._namespace.from_dense(core, tol=tol, rank=most if tol is None else rank)
+        train = TT._namespace.from_dense(core, tol=tol, rank=most if tol is None else rank)
+        host = linalg.is_host(core)
+        core = TT._unchecked(tuple(map(np.asarray, train.cores))) if host else train
     elif tol is not None:
         core = core._namespace.round(core, tol=tol, rank=rank)
-    product = times(core, small.factors)
-    whole = scaled_back(product, (), exponent).core
-    out = TT._unchecked(tuple(jnp.asarray(c) for c in whole.cores))
-    return out if rank is None or tol is not None else TT._namespace.round(out, rank=rank)
+    return scaled_back(times(core, small.factors), (), exponent).core

@@ -7,9 +7,7 @@ tensorjax/_native/tt_svd.h.
 """
 
 import functools
-import itertools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +33,6 @@ from tensorjax.tt._tt_svd.tt_svd_on_host import _Group, _norm_to_the_right, next
 _TINY = 2**9
 # Rows of joined modes at most: their Gram matrix costs one pass over the data.
 _JOINED = 16
-# Sides from here on are no gain in C++ where other cuts spare them their eigenproblem.
-_LONG = 160
 # Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
 # that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
@@ -49,19 +45,7 @@ def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
       x: (n_1, …, n_d), float32 or float64; so are the cores. Computed in double precision.
       share: of the energy that every bond may discard.
     """
-    if _is_for_the_right(x.shape):
-        return None
     return _native.tt_svd(x, share, GRAM_NOISE * gram_floor(np.float64, 1))
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_for_the_right(shape: tuple[int, ...]) -> bool:
-    """Whether TT-SVD of a small array from the left may meet long sides that the right spares."""
-    size = math.prod(shape)
-    sides = itertools.accumulate(shape[:-1], operator.mul)
-    if len(shape) < 3 or max(min(m, size // m) for m in sides) < _LONG:
-        return False
-    return _from_the_right(shape[0], shape[-1], size, shape[1])
 
 
 def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] | None:
