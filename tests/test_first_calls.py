@@ -128,9 +128,9 @@ def test_first_bilinear_forms_compile_nothing_where_inner_products_do_not():
 def test_a_habit_gets_a_program(monkeypatch):
     """Of XLA, or of one call of C++ where that was built."""
     x, y, *_ = drawn(9101)
-    served, swept = [], _inner_product_kernels._swept
+    served, swept = [], _inner_product_kernels.host_overlap
     monkeypatch.setattr(
-        _inner_product_kernels, "_swept", lambda *cores: served.append(cores) or swept(*cores)
+        _inner_product_kernels, "host_overlap", lambda *cores: served.append(cores) or swept(*cores)
     )
     counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
     assert counts == [*range(1, 11), 10, 10, 10]
