@@ -174,12 +174,19 @@ def test_maps_of_few_long_rows(seed):
     p = sketch.ttrp(jax.random.key(seed), modes, (2, 1, 3, 1, 2), rank=2, dtype=dtype)
     surplus = sketch.ttrp(jax.random.key(seed), modes, size, rank=1 + seed, dtype=dtype)
     for q in (p, surplus):
+        cores = [np.asarray(c) for c in q.cores]
         x = rng.standard_normal((rows, np.prod(modes))).astype(dtype)
-        assert _apply._matrices_from_left(q, rows, x.shape[1])
         many = np.concatenate([x, np.zeros((1000, x.shape[1]), dtype)])
-        assert not _apply._matrices_from_left(q, len(many), x.shape[1])
+        assert not _apply._matrices_from_left(q, cores, len(many), x.shape[1])
         for _ in range(2):  # the matrices are kept after the first call
             close(sketch.apply(q, jnp.asarray(x)), sketch.apply(q, jnp.asarray(many))[:rows])
+        # Once for all numbers of rows, and without the map's own arrays they serve nothing.
+        kept = vars(q)["_from_left"]
+        assert len(kept) > 1
+        assert _apply._matrices_from_left(q, cores, rows + 1, x.shape[1]) is kept
+        jax.tree.map(lambda c: c.delete(), list(q.cores))
+        with pytest.raises(RuntimeError, match="deleted"):
+            sketch.apply(q, jnp.asarray(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])

@@ -299,8 +299,6 @@ _THREADS = 2**18
 _LONG_ROWS = 512
 # Elements of the modes that are then mapped by one product: it takes as long to read the rows.
 _JOINED = 32
-# Numbers of rows for which a map keeps its matrices.
-_MOST_KEPT = 16
 
 
 def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
@@ -328,14 +326,13 @@ def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array,
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
     """Applies a Kronecker map to rows by NumPy on the host, group by group of its modes."""
     batch, size = x.shape
-    known = _matrices_from_left(p, batch, size)
-    if known:
-        return _from_left(x, known)[:, : p.out_size]
+    cores = [np.asarray(c) for c in p.cores]  # of deleted arrays NumPy tells so
+    if matrices := _matrices_from_left(p, cores, batch, size):
+        return _from_left(x, matrices)[:, : p.out_size]
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)
     if plan.pads_input:
         x = np.pad(x, ((0, 0), (0, math.prod(n) - size)))
-    cores = [np.asarray(c) for c in p.cores]
     y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
     for s, e in reversed(list(pairwise(plan.cuts))):
         y = _group(y, merge(cores[s:e], einsum)[:, :, : y.shape[1]])
@@ -343,39 +340,35 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
     return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
 
 
-def _matrices_from_left(p: Kronecker, batch: int, size: int) -> list[tuple[Any, int, int]]:
-    """Returns a map's matrices on the host, to be applied from the left; none of many rows.
+def _matrices_from_left(
+    p: Kronecker, cores: list[np.ndarray], batch: int, size: int
+) -> list[tuple[Any, int, int]]:
+    """Returns a map's matrices on the host, to be applied from the left; none for many rows.
 
     Each with its rows and columns over one mode of the image: (matrix, m, columns). They are kept
     with the map: to make them takes as long as to map few rows.
     """
-    kept = vars(p).setdefault("_from_left", {})
-    key = batch, size
-    if key not in kept:
-        if len(kept) >= _MOST_KEPT:
-            kept.clear()
-        cuts = _cuts_from_left(batch, size, p.in_shape, p.out_shape, (1, *p.ranks, 1))
+    ranks = (1, *p.ranks, 1)
+    if size != math.prod(p.in_shape) or batch * max(ranks) ** 2 > _LONG_ROWS:
+        return []
+    matrices = vars(p).get("_from_left")
+    if matrices is None:
+        cuts = _cuts_from_left(p.in_shape)
         matrices = []
-        cores = [np.asarray(c) for c in p.cores] if cuts else []
         for s, e in pairwise(cuts):
             core = merge(cores[s:e], einsum)
             left, m, n, right = core.shape
             matrices.append((core.transpose(1, 3, 0, 2).reshape(m * right, left * n), m, left * n))
         if cuts:
-            scale = 1 / math.sqrt(p.out_size * math.prod(p.ranks))
+            scale = 1 / math.sqrt(p.out_size * math.prod(ranks))
             last, *sizes = matrices[-1]
             matrices[-1] = (last * last.dtype.type(scale), *sizes)
-        kept[key] = matrices
-    return kept[key]
+        vars(p)["_from_left"] = matrices
+    return matrices
 
 
-@functools.lru_cache(maxsize=4096)
-def _cuts_from_left(
-    batch: int, size: int, n: tuple[int, ...], m: tuple[int, ...], ranks: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Returns the cuts of a Kronecker map's modes to be mapped from the left; none of many rows."""
-    if size != math.prod(n) or batch * max(ranks) ** 2 > _LONG_ROWS:
-        return ()
+def _cuts_from_left(n: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the cuts of a Kronecker map's modes to be mapped from the left; none of one group."""
     cuts, inner = [0], n[0]
     for k in range(1, len(n)):
         inner *= n[k]
