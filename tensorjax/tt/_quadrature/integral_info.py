@@ -48,8 +48,9 @@ class IntegrateInfo:
         points tell no more about its integral; or the status of `tensorjax.tt.cross` that kept
         the train from its accuracy.
       error: estimated absolute error, the sum of the two below; of the largest component if f has
-        several. It is above the tolerance, if "converged", where f is the same at all points. inf
-        where the cross approximation cannot know its error.
+        several. It is above the tolerance, if "converged", where f is the same at all points and
+        not zero: as large as f may be in the part that these may have missed. inf where the cross
+        approximation cannot know its error.
       quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
         Legendre series of the integral over all others, and from f at random points between the
         nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
