@@ -314,6 +314,64 @@ def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.
     return found
 
 
+def doomed(
+    gates: Gates,
+    polynomial: Polynomial,
+    values: jax.Array,
+    live: jax.Array,
+    threshold: Any,
+    *,
+    keep_one: bool,
+    target: jax.Array | None,
+    frozen: jax.Array,
+    most: jax.Array | None = None,
+) -> jax.Array:
+    """Marks rank gates for pruning: those below the threshold, until a target size is met.
+
+    Args:
+      values: new gates, one vector.
+      live: which of them were not dead before.
+      threshold: gates at or below it may die.
+      keep_one: whether the largest gate of a bond has to stay.
+      target: size below which no further gate dies, the smallest dying first; None: all die.
+      frozen: which of them must stay as they are.
+      most: how many may die, with a target only.
+    """
+    may_die = live & ~frozen & (values <= threshold)
+    if keep_one:
+        may_die &= ~gates.largest(values, live)
+    if target is not None:
+        # Position of every gate that may die, in ascending order; the others come last.
+        order = jnp.argsort(jnp.where(may_die, values, jnp.inf), stable=True)
+        place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+
+        def enough(count: jax.Array) -> jax.Array:
+            left = gates.per_bond(live & ~(may_die & (place < count)))
+            return polynomial.of_living(left) <= target
+
+        count = _least(enough, jnp.sum(may_die), values.size)
+        may_die &= place < (count if most is None else jnp.minimum(count, most.astype(count.dtype)))
+    if not keep_one:  # nothing passes a layer with an empty bond: its other bonds go too
+        alive = polynomial.living(gates.per_bond(live & ~may_die))
+        may_die |= live & ~frozen & ~alive[gates.owners[gates.bonds]]
+    return may_die
+
+
+def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
+    """Finds by bisection the fewest gates to prune for which ``enough`` is true, or ``high``."""
+
+    def halved(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = (low + high) // 2
+        found = enough(middle)
+        high = jnp.where(found, middle, high)
+        return jnp.where(found, low, jnp.minimum(middle + 1, high)), high
+
+    # A loop, so that the program holds one copy of the test.
+    rounds = math.ceil(math.log2(size + 1))
+    return jax.lax.fori_loop(0, rounds, halved, (jnp.zeros_like(high), high))[1]
+
+
 def least_important(
     gates: Gates,
     polynomial: Polynomial,

@@ -171,7 +171,7 @@ class Layout:
 
 
 def _sortable(tree: Any) -> Any:
-    """Writes the keys of nested dicts of layers so that JAX can sort them, to be read back.
+    """Writes the keys of a dict of tensorised layers so that JAX can sort keys of several types.
 
     Names and numbers from zero may stand side by side, and become text. Other keys, such as tuples
     and negative numbers, are those of a dict that JAX has sorted, and stay as they are.

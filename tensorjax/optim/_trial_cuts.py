@@ -135,7 +135,7 @@ def seen(
     watch: Watch, loss: jax.Array, excess: jax.Array, ones: jax.Array, finite: jax.Array,
     decay: jax.Array, late: jax.Array,
 ) -> Watch:  # fmt: skip
-    """Adds the loss of one update to the `Watch`, the record of losses and rank cuts.
+    """Adds the loss of one update to the `Watch` of trial cuts: the record of losses and cuts.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tensorjax.optim._gate_updates import Decision, Gates, applied, doomed, gates_moved, plus
+from tensorjax.optim._gate_updates import Decision, Gates, applied, gates_moved, plus
 from tensorjax.optim._options_and_state import Options, RankAdaptiveState, at, is_zero, unknown
 from tensorjax.optim._packed_arrays import like, picked
+from tensorjax.optim._pruning import doomed
 from tensorjax.optim._sizes_and_ranks import Polynomial, polynomial
 from tensorjax.optim._status import PROGRESS
 from tensorjax.optim._tensorised_layers import Layout, gated

@@ -179,7 +179,7 @@ def _near_floor(energies: Array, rank: int) -> Array:
 
 
 def reciprocals(x: Array, energies: Array, method: Method) -> Array:
-    """Computes reciprocals 1/x of a spectrum, for derivatives; 0 at roundoff."""
+    """Computes 1/x for a spectrum of singular values, for derivatives; 0 where x is roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]

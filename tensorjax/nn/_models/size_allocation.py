@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from tensorjax.nn._models.replacement import replacement
+from tensorjax.nn._models.dense_layer_replacement import replacement
 from tensorjax.nn._models.spec_candidates import Candidate, hull, slope
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.traversal import Found

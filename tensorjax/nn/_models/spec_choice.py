@@ -334,7 +334,7 @@ def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> Listed:
 
 
 def _most(name: str, given: Any, now: int | None = None) -> int:
-    """Returns the most parameters that the chosen specs may have: given, or a share of ``now``."""
+    """Returns the most parameters for a choice of specs: given, or a share of ``now``."""
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float | np.integer | np.floating)

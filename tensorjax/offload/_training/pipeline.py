@@ -32,7 +32,7 @@ from tensorjax.offload._training.updates.updater import Updater
 
 
 class Order:
-    """Order of the pipeline's layer passes over all steps, with deadlines of updates.
+    """Order in which a pipeline passes through layers, over all steps, with deadlines of updates.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates

@@ -184,7 +184,7 @@ class Trace:
 
 
 def draw(trace: Trace, axes: "Axes", steps: Sequence[int] | None) -> "list[Patch]":
-    """Draws some steps of a trace into Matplotlib axes, one row for each track.
+    """Draws some steps of a training `Trace` into Matplotlib axes, one row for each track.
 
     Args:
       steps: which; the last two that were computed if None.

@@ -203,7 +203,7 @@ class Trains:
         return out
 
     def cut(self, packed: list[jax.Array], decision: Cut) -> list[jax.Array]:
-        """Applies a pruning decision to updates of padded trains, before their bases change."""
+        """Applies a cut of ranks to the updates of tensor trains, before their bases change."""
         first, inner, last = self.places
         chains = _Chains.of([n - 2 for n in self.lengths])
         count, rank = len(self.trains), packed[0].shape[-1]

@@ -266,7 +266,7 @@ def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_See
 
 
 def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
-    """Converts the argument ``v`` of `rank_reducing_map` to an initial state and its TT-cores."""
+    """Converts the function whose rank is to be reduced to an initial state and its TT-cores."""
     at = AffineMap.identity(box.dim)
     if isinstance(v, TT):
         if v.shape != box.shape:

@@ -209,7 +209,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
-    """Checks `cross`'s option ``resume``: returns the record of an earlier search's values."""
+    """Checks the option ``resume`` of `cross`: returns the values that an earlier call computed."""
     if resume is None:
         return None
     if not isinstance(resume, CrossInfo) or resume.record is None:

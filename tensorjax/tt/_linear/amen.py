@@ -207,7 +207,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes the squared change of the residual in an AMEn sweep by truncation to each rank.
+    """Computes by how much truncation to each rank changes the squared residual of an AMEn sweep.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.

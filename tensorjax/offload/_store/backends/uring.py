@@ -241,7 +241,7 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 
 
 def _tried(path: Path, options: dict[str, bool]) -> str:
-    """Tries the io_uring backend on one block: returns why it failed, or an empty string."""
+    """Writes and reads one block by io_uring: returns why that failed, or an empty string."""
     notes: list[str] = []
     file, pool = DiskFile(path, direct=True, say=notes.append), Pool(4096)
     ring = Ring(2, **options)
