@@ -125,8 +125,8 @@ CHECKS = (
     "ruff format --check", "ruff check", "codespell", "pyright", "make test", "-m slow", "--draw",
     "--doctest-modules", 'tensorjax experiments README.md docs/*.md docs/concepts docs/api',
     "jupyter execute --timeout=60", "make docs", "docs/find.py", "docs/look.py", ".ci/wheel",
-    '-e ".[nn,offload,plot]" pytest pytest-timeout pytest-xdist scikit-learn',
-    "python -m experiments run bench/device --tiny --seconds 300",
+    '[nn,offload,plot]" pytest pytest-timeout pytest-xdist scikit-learn',
+    "python -m experiments run bench/device --tiny --seconds 600",
 )  # fmt: skip
 
 
