@@ -126,7 +126,7 @@ CHECKS = (
     "--doctest-modules", 'tensorjax experiments README.md docs/*.md docs/concepts docs/api',
     "jupyter execute --timeout=60", "make docs", "docs/find.py", "docs/look.py", ".ci/wheel",
     '[nn,offload,plot]" pytest pytest-timeout pytest-xdist scikit-learn',
-    "python -m experiments run bench/device --tiny --seconds",
+    "python -m experiments run bench/device --tiny --seconds 600",
 )  # fmt: skip
 
 

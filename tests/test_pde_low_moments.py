@@ -182,6 +182,35 @@ def test_ranks_rise_where_they_are_too_low_to_restore_a_covariance(d: int, rng: 
         assert np.abs(lacks).max() < 1.01 * tol * at.of_train(cores)[0]
 
 
+@pytest.mark.parametrize("bound", ["cap", "limit"])
+def test_ranks_that_rise_for_moments_are_no_failure_of_a_step(bound: str, rng: Any):
+    """A largest rank that is enough for the tolerance is enough; what was lost is counted once."""
+    tol = 1e-4
+    box = pde.Box([pde.Axis("fourier", 40, -6.0, 5.0)] * 3)
+    covariance = np.eye(3)
+    covariance[0, 1] = covariance[1, 0] = rng.uniform(0.4, 0.6)
+    covariance[1, 2] = covariance[2, 1] = rng.uniform(0.8, 1.0) * tol
+    start = pde.Gaussian(rng.uniform(-0.5, 0.5, 3), 0.4 * covariance)
+    terms = [Train(start.cores(box, pde.AffineMap.identity(3), 1e-12))]
+    most = max(rounded(terms, [1.0], tol).ranks)
+    at = low_moments.low_moments(terms[0].cores, box)
+    before = np.where(at.powers[:, 1] * at.powers[:, 2] == 1, 1.5 * tol, 0.0)
+
+    def trim(cap: int | None, limit: int | None) -> Trim:
+        out = Trim(tol, cap, {}, box, moments=at, lost_moments=before)
+        out.limit = limit
+        return out
+
+    free = trim(None, None)
+    assert max(free("v", terms, [1.0]).ranks) > most  # it takes more to restore the covariance
+    bounded = trim(most, None) if bound == "cap" else trim(None, most)
+    out = bounded("v", terms, [1.0])
+    assert not out.capped
+    assert max(out.ranks) == max(bounded.guesses["v"]) == most
+    lacks = at.of(terms[0]) + before * at.of(terms[0])[0] - at.of_train(out.cores)
+    np.testing.assert_allclose(bounded.lost_moments, lacks / at.of(terms[0])[0], atol=1e-12)
+
+
 def test_losses_of_moments_wait_and_are_shares_of_all_that_cancels():
     box = pde.Box.fourier(1, 24, 4.0)
     lost = np.array([0.0, 1e-3, 2e-3])

@@ -11,6 +11,8 @@ import pytest
 import scipy.linalg
 
 from tensorjax import pde, tt
+from tensorjax.pde._function_trains import initial_states
+from tensorjax.pde._integration.initial_checks import start_errors
 
 PAIRS = [
     ("absorbing", "absorbing"),
@@ -479,3 +481,41 @@ def test_an_initial_state_that_the_points_miss_is_told_though_the_end_is_smooth(
     assert told > 0
     assert solution.result == pde.Result.successful
     assert error(moments) < 5e-5
+
+
+def test_what_the_points_miss_of_a_start_is_measured_without_rounding(rng: Any, monkeypatch: Any):
+    """Rounding correlated Gaussians took most of the time of short runs in five dimensions."""
+    axis = pde.Axis("chebyshev", 9, -1.5, 1.5)
+    box = pde.Box([axis, pde.Axis("periodic", 16, 0.0, 2.0), dataclasses.replace(axis, n=24)])
+    a = rng.standard_normal((2, 3, 3))
+    parts = [
+        pde.Gaussian(rng.uniform(-0.2, 0.2, 3), 0.06 * (np.eye(3) + 0.2 * m @ m.T), amplitude=2.0)
+        for m in a
+    ]
+    problem = pde.FokkerPlanck(None, 0.05, pde.Mixture([1.0, 0.5], parts), box)
+    at = pde.AffineMap.identity(3)
+
+    def found(box: pde.Box) -> Any:
+        train = dataclasses.replace(problem, box=box).initial(at, 1e-11)
+        return pde.moments(train, at, box)
+
+    with jax.enable_x64(True):
+        given, known = found(box), []
+        for k in (0, 2):
+            axes = list(box.axes)
+            axes[k] = dataclasses.replace(axes[k], n=2 * axes[k].n)
+            true = found(pde.Box(axes))
+            width = np.sqrt(np.diag(true[2]))
+            errors = [
+                given[0] / true[0] - 1,
+                (given[1] - true[1]) / width,
+                (given[2] - true[2]) / np.outer(width, width),
+            ]
+            known.append(max(np.abs(e).max() for e in errors))
+    monkeypatch.setattr(initial_states.rounding, "rounded", None)
+    errors = start_errors(problem, at, 1e-5)
+    assert errors is not None
+    np.testing.assert_allclose(errors[[0, 2]], known, rtol=1e-3)
+    assert errors[1] == 0
+    assert errors[0] > 1e-4
+    assert start_errors(problem, at, np.inf) is None

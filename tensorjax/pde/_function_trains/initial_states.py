@@ -140,11 +140,15 @@ class Gaussian(_Start):
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
         """Computes TT-cores of a Gaussian initial state on a grid in the coordinates y = map(x)."""
+        return rounding.rounded(self._unrounded(box, map, _PART * tol), (1 - _PART) * tol)
+
+    def _unrounded(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes TT-cores of a Gaussian initial state by its closed form, of higher ranks."""
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
-        cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
+        cores = _hermite.gaussian(points, self._precision(map), tol)
         cores[0] = cores[0] * (self.mass * self._density)
-        return rounding.rounded(cores, (1 - _PART) * tol)
+        return cores
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
         """Computes the TT-ranks of the Gaussian initial state at relative error ``tol``.
@@ -269,6 +273,11 @@ class Mixture(_Start):
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
+    def _unrounded(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes TT-cores of an initial Gaussian mixture by closed forms, of higher ranks."""
+        parts = [g._unrounded(box, map, tol) for g in self.gaussians]
+        return products.combined(parts, self.weights)
+
     def moved(self, flow: Flow) -> "Mixture":
         """Returns an initial Gaussian mixture's image under the stochastic map x ↦ F x + g + noise.
 
@@ -392,23 +401,54 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
       map: `AffineMap` y = Γ x + s.
       tol: relative error in the norm of the values on the grid.
     """
+    wide, turns = _unwrapped(start, box)
+    if not any(turns):
+        return start.cores(box, map, tol)
+    cores = start.cores(wide, map, _PART * tol)
+    return rounding.rounded(_folded(cores, turns), (1 - _PART) * tol)
+
+
+def unrounded(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
+    """Computes the cores of `wrapped` without rounding: for sums over a grid, which cost less.
+
+    Args:
+      start: in the coordinates of one turn.
+      box: of the coordinates y, at rest along periodic axes.
+      map: `AffineMap` y = Γ x + s.
+      tol: relative error in the norm of the values on the grid.
+    """
+    wide, turns = _unwrapped(start, box)
+    return _folded(start._unrounded(wide, map, tol), turns)
+
+
+def with_factors(cores: Cores, box: Box) -> Cores:
+    """Multiplies an initial state's cores by the factors that v has along axes at rest."""
+    pairs = zip(cores, box.axes, strict=True)
+    return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
+
+
+def _unwrapped(start: Gaussian | Mixture, box: Box) -> tuple[Box, list[int]]:
+    """Returns the box of all turns around periodic axes that a start reaches, and their numbers."""
     turns = [
         _turns(start, k, a.length) if a.kind == "periodic" else 0 for k, a in enumerate(box.axes)
     ]
     if not any(turns):
-        return start.cores(box, map, tol)
+        return box, turns
     axes = [
         dataclasses.replace(
             a, n=(2 * m + 1) * a.n, low=a.low - m * a.length, high=a.high + m * a.length
         )
         for a, m in zip(box.axes, turns, strict=True)
     ]
-    cores = start.cores(Box(tuple(axes)), map, _PART * tol)
-    folded = [
+    return Box(tuple(axes)), turns
+
+
+def _folded(cores: Cores, turns: Sequence[int]) -> Cores:
+    """Sums an initial state's cores over the turns around periodic axes."""
+    return [
         c.reshape(len(c), 2 * m + 1, -1, c.shape[2]).sum(1)
         for c, m in zip(cores, turns, strict=True)
     ]
-    return rounding.rounded(folded, (1 - _PART) * tol)
 
 
 def _turns(start: Gaussian | Mixture, axis: int, length: float) -> int:

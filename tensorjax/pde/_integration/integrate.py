@@ -262,7 +262,7 @@ def _begun(
     """Starts a time integration: creates its `Run`, finds the first step, checks conservation."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if start is None:
-        work.memory.start_errors = start_errors(options.problem, work.map)
+        work.memory.start_errors = start_errors(options.problem, work.map, options.accuracy)
     if options.conserve is not None:
         right = right_side(options.problem, work.map, work.t)
         check_conserving(options.problem, right, work.memory.v, t1 - work.t)

@@ -13,7 +13,13 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_right_side
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture, Start, wrapped
+from tensorjax.pde._function_trains.initial_states import (
+    Gaussian,
+    Mixture,
+    Start,
+    with_factors,
+    wrapped,
+)
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 
@@ -129,13 +135,12 @@ class Problem(abc.ABC):
         """Number of coordinates d of a PDE problem."""
         return self.box.dim
 
-    def initial_cores(self, map: AffineMap, tol: float, box: Box | None = None) -> list[np.ndarray]:
+    def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
         """Computes the TT-cores of a PDE problem's initial state in double precision on the host.
 
         Args:
           map: `AffineMap` y = Γ x + s.
           tol: relative error in the norm of the values on the grid.
-          box: of another grid than the problem's.
 
         Returns:
           d arrays (r_{k−1}, n_k, r_k).
@@ -145,13 +150,11 @@ class Problem(abc.ABC):
         """
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
-        box = self.box if box is None else box
         if isinstance(self.start, Gaussian | Mixture):
-            cores = wrapped(self.start, box, map, tol)
+            cores = wrapped(self.start, self.box, map, tol)
         else:
-            cores = self.start.cores(box, map, tol)
-        pairs = zip(cores, box.axes, strict=True)
-        return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
+            cores = self.start.cores(self.box, map, tol)
+        return with_factors(cores, self.box)
 
     def initial(self, map: AffineMap, tol: float) -> TT:
         """Builds the tensor train of a PDE problem's initial state in coordinates y, to ``tol``.

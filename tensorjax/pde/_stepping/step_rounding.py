@@ -9,7 +9,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._stepping import low_moments
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.outskirts import cleared
-from tensorjax.pde._stepping.sketched_sums import Rounded, Term, Train, rounded
+from tensorjax.pde._stepping.sketched_sums import Rounded, Runaway, Term, Train, rounded
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
 STAGE = 0.25
@@ -114,11 +114,10 @@ class Trim:
 
         def at(tol: float) -> Rounded:
             ranks = self.guesses.get(name)
-            out = rounded(terms, weights, tol, ranks, cap=cap, scale=scale, limit=self.limit)
-            self.guesses[name] = out.ranks
-            return out
+            return rounded(terms, weights, tol, ranks, cap=cap, scale=scale, limit=self.limit)
 
         out = at(tol)
+        self.guesses[name] = out.ranks
         held = sum(w * self.moments(t) for w, t in zip(weights, terms, strict=True))
         held = np.broadcast_to(held, self.at.count)
         if final:
@@ -166,6 +165,8 @@ class Trim:
     ) -> Rounded:
         """Keeps the moments of a step's result, at higher TT-ranks where too few restore them.
 
+        Ranks above the cap or the limit are no failure of the step, whose tolerance needs fewer.
+
         Args:
           out: the result, rounded to the tolerance.
           at: rounds it to another one.
@@ -179,13 +180,19 @@ class Trim:
             if not lacks > max(_LACKING * self.tol, _LEFT * self._most, _largest(before[1])):
                 break
             tol *= _FINER_BY
-            ranks, out = out.ranks, at(tol)
+            ranks = out.ranks
+            try:
+                out = at(tol)
+            except Runaway:
+                break
+            if out.capped or out.ranks == ranks:
+                break
             self.lost, self._summed = before
-            finer = kept if out.ranks == ranks else self.kept(out, held)
-            if out.ranks == ranks or not _largest(self._summed) < lacks:
+            finer = self.kept(out, held)
+            if not _largest(self._summed) < lacks:
                 self.lost, self._summed = after
                 break
-            kept = finer
+            kept, self.guesses["v"] = finer, out.ranks
         return kept
 
     @property
