@@ -329,8 +329,28 @@ def test_fit_to_samples(seed: int, noise: float):
     assert error < max(0.01, 0.7 * noise)
     assert info.held_out_error < info.first_order_error
     assert info.status != "few"
-    assert max(info.ranks) <= 4
+    assert max(info.ranks) <= 3
     assert info.held_out_error == pytest.approx(min(e for *_, e in info.history))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_ranks_of_a_fit_are_those_asked_for(seed: int):
+    """A product with a drawn mean has TT-rank two: the mean takes one of the ranks."""
+    rng = np.random.default_rng([77, seed])
+    d, mean = int(rng.integers(2, 5)), 10 ** rng.uniform(-1, 2)
+    a = rng.uniform(0.5, 2, d)
+
+    def true(x: np.ndarray) -> np.ndarray:
+        return np.asarray(mean + np.prod(np.sin(a * x + 0.3), axis=1))
+
+    x, new = rng.random((300, d)), rng.random((500, d))
+    bases = [functions.Chebyshev(5, 0.0, 1.0)] * d
+    one, info = functions.fit(x, true(x), bases, rank=1, max_sweeps=6)
+    assert max(one.ranks) == 1
+    f, info = functions.fit(x, true(x), bases, rank=2, max_sweeps=6)
+    assert max(f.ranks) <= max(info.ranks) <= 2
+    assert np.std(f(new) - true(new)) < 0.01 * np.std(true(new))
+    assert info.held_out_error == min(e for *_, e in info.history)
 
 
 def test_fits_of_what_samples_do_not_determine(rng: np.random.Generator):
@@ -648,3 +668,34 @@ def test_no_error_of_few_points_outlives_more_of_them() -> None:
     work = Work(lambda x: x, values, tests, 1e-5, 1e-14, [], [], 60, {}, rng)
     assert work.run([]).error == 0.05
     assert tests.random > 1000
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_a_search_that_failed_says_no_error_that_it_cannot_know(seed: int) -> None:
+    """Points drawn from a train that lacks some of many peaks find it right."""
+    rng = np.random.default_rng([31, seed])
+    at, width = rng.uniform(0.1, 0.9, (15, 4)), np.exp(rng.uniform(-4, -3, 15))
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return np.exp(-(((x[:, None] - at) / width[:, None]) ** 2).sum(2)).sum(1)
+
+    f, info = functions.interpolate(
+        function, [(0, 1)] * 4, tol=1e-4, key=jax.random.key(seed), max_evaluations=5000
+    )
+    grid = [np.linspace(0, 1, 64)] * 4
+    t, of_grid = tt.cross(
+        function, (64,) * 4, grid=grid, tol=1e-4, key=jax.random.key(seed), max_evaluations=5000
+    )
+    x = np.concatenate(
+        [a + w / 2 * rng.standard_normal((50, 4)) for a, w in zip(at, width, strict=True)]
+    )
+    x = np.clip(x, 0, 1)
+    near = np.rint(63 * x).astype(int)
+    for out, true, said in (
+        (f(x), function(x), info),
+        (tt.evaluate(t, near), function(near / 63), of_grid),
+    ):
+        wrong = np.linalg.norm(np.asarray(out) - true) / np.linalg.norm(true)
+        assert said.status != "converged"
+        assert wrong <= 3 * (said.error + 2 * said.error_std)
+        assert said.error_std < np.inf or "nothing is known" in said.message

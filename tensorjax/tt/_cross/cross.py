@@ -229,13 +229,22 @@ def _share(search: Any) -> float:
 
 
 def _doubt(status: Status, search: Search) -> float:
-    """Returns the standard error that `cross` adds, at its end, for what samples may miss."""
-    contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
-        not search.held.all and search.fit.estimate.bound <= search.tol
-    )
-    if status == "unseen" or contradicted:
+    """Returns the standard error that `cross` adds, at its end, for what samples may miss.
+
+    It is infinite where they tell nothing: the error is then that of what was looked at alone.
+    """
+    held, fit = search.held, search.fit
+    if status == "unseen":
         return math.inf
-    return search.doubt
+    if status in ("converged", "zero") or held.all or not all(c.any() for c in fit.cores):
+        return search.doubt  # the error of a train of zeros is one
+    contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
+        fit.estimate.bound <= search.tol
+    )
+    # Entries drawn from a train do not meet what it lacks.
+    blind = not (fit.given or held.seen(fit.cores))
+    alone = fit.estimate.of_one and not (search.doubt or fit.like_exact)
+    return math.inf if contradicted or blind or alone else search.doubt
 
 
 def _options(

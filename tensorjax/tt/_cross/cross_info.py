@@ -1,6 +1,7 @@
 """Options, progress and report of `cross`: status, error, where f was searched, advice in words."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -74,6 +75,11 @@ ADVICE: dict[str, str] = {
 ALL_ZERO = "f is zero: all entries were read"
 
 
+def told(std: float) -> str:
+    """Words for the message of `cross` on an error that its samples do not tell; else none."""
+    return "; that is at the samples alone, elsewhere nothing is known" if math.isinf(std) else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class CrossInfo:
     """Report of a cross approximation: status, error estimate, evaluations, ranks, advice.
@@ -91,8 +97,9 @@ class CrossInfo:
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.
       error_std: standard error of that estimate; 0 only if all entries of the tensor were read;
-        inf if the held-out entries show less than ``tol`` while the search, which did not converge,
-        met others that are wrong.
+        inf if the search did not converge, and the held-out entries show less than ``tol`` while
+        it met others that are wrong; or random ones hardly meet f (unless x0 or pivots are given);
+        or one of them has nearly all of the error.
         If f has few values, or one at most entries, it is what random entries may have missed:
         such a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.

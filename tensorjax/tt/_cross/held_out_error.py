@@ -36,6 +36,9 @@ _FEW_VALUES = 10
 _UNDERFLOW = 1e-60
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
+# One held-out entry has nearly all of an error whose standard error is above this part of it (it is
+# half of it if one has all): then others that were not drawn may be wrong by as much, or more.
+_ONE = 0.45
 # A train is exact up to so many units of roundoff of every value; values below the second number
 # may be what is left of smaller ones.
 _EXACT, _LEAST_SIZE = 1e4, 1e-280
@@ -52,6 +55,11 @@ class Estimate(NamedTuple):
     def bound(self) -> float:
         """Upper bound of a cross approximation's error: two standard errors above the estimate."""
         return self.error + 2 * self.std
+
+    @property
+    def of_one(self) -> bool:
+        """Whether a cross approximation's error is that at one held-out entry, nearly all of it."""
+        return self.std > _ONE * self.error > 0
 
 
 UNKNOWN = Estimate(math.inf, math.inf)
@@ -149,10 +157,14 @@ class HeldOut:
         Returns:
           Whether the entries are others now.
         """
-        seen = self.plain and (self.telling >= self.enough or self.exact(cores))
-        if self.all or seen or (self._source is not None and self.agree(cores)):
+        if self.seen(cores) or (self._source is not None and self.agree(cores)):
             return False
         return self.mix(cores)
+
+    def seen(self, cores: Cores) -> bool:
+        """Whether random held-out entries of `cross` meet enough of f, none drawn from a train."""
+        met = self.plain and (self.telling >= self.enough or self.exact(cores))
+        return self.all or met
 
     def mix(self, cores: Cores) -> bool:
         """Adds held-out entries drawn from the tensor train with probability |t|² / ‖t‖²."""

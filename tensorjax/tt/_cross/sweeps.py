@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from tensorjax.tt._cross.approximation_state import Approximation
-from tensorjax.tt._cross.cross_info import ADVICE, ALL_ZERO, CrossInfo, CrossProgress, Status
+from tensorjax.tt._cross.cross_info import ADVICE, ALL_ZERO, CrossInfo, CrossProgress, Status, told
 from tensorjax.tt._cross.error_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
@@ -324,7 +324,7 @@ class Search:
         held, globally = self.held, self.globally
         said = self.failure or (
             f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "
-            f"{self.tol:.1e} asked"
+            f"{self.tol:.1e} asked{told(estimate.std)}"
         )
         if held.all:
             return f"{said}; all {held.size} entries were read"

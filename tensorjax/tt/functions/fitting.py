@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check
 from tensorjax._cores.contractions import times_mode
+from tensorjax._cores.products import combined
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.truncation_sweeps import svd_round
@@ -131,8 +132,7 @@ def fit(
       values: (N,), real or complex.
       domain: for each variable a basis, or a pair (low, high), for Chebyshev polynomials whose
         degree is chosen.
-      rank: largest TT-ranks of the fit to the values without their mean; 12 if None. The mean,
-        which is added at the end, may raise those of the result by one.
+      rank: largest TT-ranks of the result; 12 if None.
       tol: held-out error at which to stop, relative to the deviation of the values.
       ridge: weight of the squared norm of f and its first mixed derivatives beside the mean square
         of the residual, values over their deviation; chosen if None.
@@ -179,6 +179,7 @@ def fit(
             works[-1].start()
         best = min(works, key=lambda w: w.best.unseen)
         best.grow()
+        best.cap()
     return best.result(time.perf_counter() - start)
 
 
@@ -252,6 +253,7 @@ class _Work:
         self.rows = [b.values(x) @ m for b, x, m in zip(bases, data.x.T, self.maps, strict=True)]
         self.samples = [([r[some] for r in self.rows], data.y[some]) for some in data.fitted]
         self.sweeps, self.history, self.rising = 0, [], False
+        self.mean = data.mean  # which is not in the fits
         ridges = _RIDGES if ridge is None else (ridge,)
         starts = zip(*[self.first_order(*s, ridges) for s in self.samples], strict=True)
         self.starts = [_Fit(list(c), r, self.error(c)) for c, r in zip(starts, ridges, strict=True)]
@@ -318,6 +320,43 @@ class _Work:
                 if not self.improved(self.best.replicas, self.best.ridge * factor, _TRIAL):
                     break
 
+    def cap(self) -> None:
+        """Adds the mean to functional-train fits whose ranks it would raise above those asked for.
+
+        The mean is one more term: either the fits give one up for it, or they are rounded with it.
+        Sweeps that fit the values themselves follow.
+        """
+        found, data = self.best, self.data
+        if all(r < most for r, most in zip(found.ranks, self.ranks, strict=True)):
+            return
+        mean = self.mean / data.scale
+        self.shift(mean)
+        starts = [[_rounded(_plus(c, mean), self.ranks) for c in found.replicas]]
+        if self.error(starts[0]) > (1 + _WORTH) * found.unseen and min(self.ranks) > 1:
+            self.shift(-mean)
+            fewer = [min(r, most - 1) for r, most in zip(found.ranks, self.ranks, strict=True)]
+            lower = self.refitted([_rounded(c, fewer) for c in found.replicas], found).replicas
+            self.shift(mean)
+            starts.append([_plus(c, mean) for c in lower])
+        self.mean = 0 * self.mean
+        best = min((self.refitted(start, found) for start in starts), key=lambda f: f.unseen)
+        self.rising = self.rising or best.unseen > (1 + _WORTH) * found.unseen
+        self.history = [trial for trial in self.history if trial[2] > best.unseen]
+        self.keep(best)
+
+    def shift(self, mean: Any) -> None:
+        """Adds a constant to the values that functional trains are fitted to."""
+        self.data.y = self.data.y + mean
+        self.samples = [(rows, y + mean) for rows, y in self.samples]
+
+    def refitted(self, replicas: list[Cores], before: _Fit) -> _Fit:
+        """Fits functional trains anew from others, if they are worse than those before."""
+        self.best = _Fit(replicas, before.ridge, self.error(replicas))
+        if self.best.unseen > (1 + _WORTH) * before.unseen:
+            self.improved(replicas, before.ridge, self.most)
+            self.tune()
+        return self.best
+
     def improved(self, replicas: Sequence[Cores], ridge: float, most: int) -> bool:
         """Runs sweeps of functional-train fits while the held-out error falls; tells if it fell."""
         best, risen, least = self.best, 0, math.inf
@@ -351,7 +390,8 @@ class _Work:
         cores = [times_mode(c, m) for c, m in zip(cores, self.maps, strict=True)]
         cores[0] = cores[0] * data.scale
         train = TT._unchecked(tuple(jax.device_put([c.astype(data.dtype) for c in cores])))
-        f = FunctionTrain._unchecked(tuple(self.bases), train) + data.mean.item()
+        f = FunctionTrain._unchecked(tuple(self.bases), train)
+        f = f + self.mean.item() if self.mean else f
         unknown = 1 + sum(b.size - 1 for b in self.bases)
         status: FitStatus = "converged"
         if best.unseen <= self.tol:
@@ -364,6 +404,17 @@ class _Work:
             status, error, best.unseen, self.first, f.bases, f.ranks, best.ridge, self.sweeps,
             tuple(self.history), seconds, _ADVICE[status],
         )  # fmt: skip
+
+
+def _rounded(cores: Cores, ranks: Sequence[int]) -> Cores:
+    """Rounds a functional-train fit to TT-ranks."""
+    return balanced(*svd_round(cores, tuple(ranks), None))
+
+
+def _plus(cores: Cores, constant: Any) -> Cores:
+    """Adds a constant to a functional-train fit, in coordinates of which the first is constant."""
+    term = [np.eye(1, c.shape[1]).reshape(1, -1, 1) for c in cores]
+    return combined([cores, term], [1, constant])
 
 
 def _rms(x: np.ndarray) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 
 from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.cross import CrossInfo
+from tensorjax.tt._cross.cross_info import CrossInfo, told
+from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.train_entries import Sampler
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.degree_choice import uniform
@@ -85,6 +86,11 @@ class ErrorPoints:
         """
         same = (self.true[: self._count] == self.true[0]).all()
         return math.sqrt(3 / self._count) / 2 if same else 0.0
+
+    @property
+    def blind(self) -> bool:
+        """Whether too few random points see f: those drawn from a train miss what it lacks."""
+        return telling(self._sizes[: self._count] ** 2) < TELLING
 
     @property
     def _sizes(self) -> np.ndarray:
@@ -216,8 +222,9 @@ class InterpolateInfo:
       error: root mean square of the difference over that of f, at points of the box to which the
         train was not fitted: random ones, and if few of these see f, ones drawn from the train.
       error_std: standard error of that estimate, never 0, as only a sample of points is seen; inf
-        where the cross approximation cannot know. Of an f that is the same at all points, what they
-        may have missed: as much as f itself in a small part of the box.
+        where the cross approximation cannot know, and, unless "converged", where few random points
+        meet f, or one point has nearly all of the error. Of an f that is the same at all points,
+        what they may have missed: as much as f itself in a small part of the box.
       max_error: largest difference over the largest |f| at these points.
       evaluations: points at which f was evaluated, all tries and tests together.
       bases: of the result, one a variable.
@@ -301,7 +308,8 @@ def reported(
             status, found = "basis", found._replace(error=math.inf, std=math.inf)
     # An error of one says that next to nothing of f is in the train.
     basis = _MISSED if found.error > _HARDLY else _BASIS
-    unknown = status in ("unseen", "zero")
+    alone = Estimate(found.error, found.std).of_one and not tests.unseen
+    unknown = status in ("unseen", "zero") or (status != "converged" and (tests.blind or alone))
     std = math.inf if unknown else max(found.std, tests.unseen)
     status = "failed" if failure else status
     advised = {"converged": "", "basis": basis, "zero": _ZERO, "failed": _FAILED}
@@ -317,7 +325,8 @@ def _message(error: float, std: float, tol: float, tests: ErrorPoints) -> str:
     """Describes in words an interpolation's error, and where f was searched for errors."""
     others, part = len(tests.x) - tests.random, 3 / tests.random
     return (
-        f"error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked; searched, a sample: "
+        f"error {error:.1e} with standard error {std:.1e}, {tol:.1e} asked{told(std)}; "
+        f"searched, a sample: "
         f"{tests.random} random points of the box and {others} others; what f does in less than "
         f"{part:.1e} of the box may have escaped, and would matter if larger than "
         f"{tol * tests.rms / part**0.5:.1e}"

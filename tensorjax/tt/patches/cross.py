@@ -48,7 +48,8 @@ class PatchesInfo:
         "budget" or "max_patches": a limit was met, and the patches that were not split any further
         are the best trains found.
       error: estimated ‖f − p‖ / ‖f‖, from held-out entries of all patches.
-      error_std: standard error of that estimate; 0 only if all patches were read whole.
+      error_std: standard error of that estimate; 0 only if all patches were read whole; inf if that
+        of one patch is, as of `CrossInfo`: nothing is then known beside what was looked at.
       evaluations: multi-indices at which f was evaluated.
       searches: patches that were fitted, those that were split among them.
       patches: number of patches of the result; those that are zero are left out.
