@@ -111,6 +111,12 @@ def test_bad_terms_are_named(options, message):
 def test_terms_of_wrong_types_are_named():
     with pytest.raises(TypeError, match="site"):
         tt.chain_operator(3, site=np.eye(2, dtype=int))
+    for name in ("site", "bond"):
+        for wrong in (float("nan"), True, 3, "x", {}):
+            with pytest.raises(
+                TypeError, match=f"^{name}: expected a sequence of matrices, or one"
+            ):
+                tt.chain_operator(3, **{name: wrong})
     with pytest.raises(TypeError, match="complex"):
         tt.chain_operator(3, site=Y, dtype=np.float64)
     with pytest.raises(TypeError, match="concrete"):

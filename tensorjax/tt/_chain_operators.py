@@ -92,7 +92,7 @@ def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
             "the operator outside jit, vmap and grad"
         )
     one = hasattr(value, "ndim") and value.ndim == 2
-    listed = [value] * count if one else list(value)
+    listed = [value] * count if one else _check.several(name, value, "matrices, or one matrix")
     if len(listed) != count:
         raise ValueError(f"{name}: expected one matrix or {count} of them, got {len(listed)}")
     terms = [np.asarray(_check.inexact(f"{name}[{k}]", x)) for k, x in enumerate(listed)]
