@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._check import is_traced
+from tensorjax.optim._packed_arrays import _whole
 
 # Placeholder for values found later. NaN or Inf would stop training under jax_debug_nans or _infs.
 UNKNOWN = -1e30
@@ -77,7 +78,7 @@ class Watch(_Packed):
         if isinstance(numbers, jax.Array) and not is_traced(numbers):
             numbers = np.asarray(numbers)  # without a program for each of them
         if isinstance(numbers, jax.Array):
-            found = jax.lax.index_in_dim(numbers, place, -1, keepdims=False)
+            found = jax.lax.index_in_dim(_whole(numbers), place, -1, keepdims=False)
         else:
             found = numbers[..., place]
         return found.astype(_DTYPES[name]) if name in _DTYPES else found
@@ -88,7 +89,7 @@ class Watch(_Packed):
         if not new:
             return Watch(self.numbers, saved)
         # One vector by selection: of a stack XLA makes a kernel for every number.
-        out = jnp.asarray(self.numbers)
+        out = _whole(jnp.asarray(self.numbers))
         place = jax.lax.broadcasted_iota(jnp.int32, out.shape, out.ndim - 1)
         for name, x in new.items():
             value = jnp.asarray(x).astype(jnp.float32)[..., None]
