@@ -67,7 +67,7 @@ FUNCTIONS = {
 # Names that `pde` had.
 REMOVED_FROM_PDE = {
     "FieldMotion Fields FlowMap Flowed Sheared Shears field_motion flows shears": (
-        'pde.integrate(coordinates="adaptive"): nonlinear coordinates took 31 to 50 times as long '
+        'pde.integrate(coordinates="adaptive"): nonlinear coordinates took many times as long '
         "as linear ones on the problems that they were made for, and were removed"
     )
 }

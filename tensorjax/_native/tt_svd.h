@@ -48,7 +48,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     start(x, size);
     ranks[0] = ranks[d] = 1;
     while (last - first > 1) {
-      const long before = first, rows = left * n_[first], columns = size / rows;
+      const long open = last - first, rows = left * n_[first], columns = size / rows;
       most_ = size < kLarge ? kMostOfSmall : kMost;
       const long wide = join(rows, columns, first + 1, last - 1, 1);
       const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
@@ -69,7 +69,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
         rank = left;
       }
       guess = rank == side ? 2 * rank : rank + rank / 4 + 2;
-      if (first == before && last == d) return false;  // never: each step splits a mode off
+      if (last - first >= open) return false;  // no loop without end: each step splits a mode off
     }
     norm_to_the_right(first, left, right, ranks, &out);
     return true;
