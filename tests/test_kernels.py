@@ -18,7 +18,7 @@ import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
 from tensorjax._kernels import conditions, entry_costs, first_calls
-from tensorjax._kernels.condition_type import Condition
+from tensorjax._kernels.conditions import Condition
 from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from tensorjax._kernels.condition_type import Arrays
+from tensorjax._kernels.conditions import Arrays
 from tensorjax._kernels.table import CALL, TABLE, TRACE, Kernel, Stage
 from tensorjax._native.cpu_primitive import on_cpu
 

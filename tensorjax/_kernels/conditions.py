@@ -5,8 +5,8 @@ has a name, by which the table prints it, a reason, and the source of its consta
 whose cases they were set by, on two cores of an AMD EPYC with AVX-512.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,10 +14,12 @@ from jax.core import Tracer
 
 from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._check import is_traced
-from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
 from tensorjax._kernels.entry_costs import ROWS_PER_INDEX, faster_one_by_one
 from tensorjax._native import accepted_arrays
 
+Arrays = Sequence[Any]
+Facts = Mapping[str, Any]
+CORE_BENCH = "python -m experiments run bench/core --only "
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 MATRIX = 2**10
@@ -59,6 +61,44 @@ MOST_SINGLE = 2**22
 MOST_NOISE = 2**23
 
 _REAL = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def power(n: int) -> str:
+    return f"2^{n.bit_length() - 1}"
+
+
+class Condition(NamedTuple):
+    """Condition of a kernel: a named predicate of a call, with its reason.
+
+    Attributes:
+      name: as the table prints it.
+      holds: the predicate, of arrays and facts.
+      reason: why the kernel serves only where it holds.
+      source: command that times both candidates at the constants, if there are any.
+      parts: conditions of which one must hold, if it is made of several.
+    """
+
+    name: str
+    holds: Callable[[Arrays, Facts], bool]
+    reason: str
+    source: str = ""
+    parts: tuple["Condition", ...] = ()
+
+
+def condition(
+    name: str, reason: str, source: str = ""
+) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
+    """Decorator factory that turns a predicate of a call into a `Condition` for kernels."""
+    return lambda holds: Condition(name, holds, reason, source)
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """Combines kernel conditions into one that holds if any of them does, asked in this order."""
+
+    def holds(arrays: Arrays, facts: Facts) -> bool:
+        return any(c.holds(arrays, facts) for c in conditions)
+
+    return Condition(", or ".join(c.name for c in conditions), holds, "", parts=conditions)
 
 
 # Where arrays are, and whether they have values.

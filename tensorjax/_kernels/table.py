@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tensorjax._kernels import conditions as c
 from tensorjax._kernels import first_calls
-from tensorjax._kernels.condition_type import Condition, any_of
+from tensorjax._kernels.conditions import Condition, any_of
 
 
 class Kernel(enum.StrEnum):
