@@ -24,7 +24,7 @@ from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRA
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense_and_tt
 from tensorjax.sketch import _apply
-from tensorjax.tt import _entries, _exact_arithmetic, _inner_products, _products
+from tensorjax.tt import _entries, _inner_products, _product_kernels, _products
 from tensorjax.tt import _inner_product_kernels as inners
 from tensorjax.tt._arrays import mode_products, reshaping
 from tensorjax.tt._rounding import round as rounding
@@ -249,15 +249,15 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
-        (_exact_arithmetic._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
+        (_product_kernels._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
     ),
     "tt.matvec": (
         lambda g: tt.matvec(g.a, g.x),
-        (_exact_arithmetic._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
+        (_product_kernels._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
     ),
     "tt.matmul": (
         lambda g: tt.matmul(tt.transpose(g.a), g.a),
-        (_exact_arithmetic._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
+        (_product_kernels._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
@@ -345,7 +345,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
     with monkeypatch.context() as patch:
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
-        wrap("C++", _exact_arithmetic, "_product_in_one_call")
+        wrap("C++", _product_kernels, "_product_in_one_call")
         wrap("C++", inners, "_overlap_in_one_call")
         yield seen
 

@@ -18,7 +18,7 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._generators.inputs_and_motion import checked_motion
 from tensorjax.pde._integration.error_estimates import bond_errors, grid_errors, looks
 from tensorjax.pde._integration.failure_diagnosis import Options, unbounded_by
 from tensorjax.pde._integration.initial_checks import check_inside

@@ -17,7 +17,7 @@ from tensorjax.pde._function_trains.initial_states import (
     unrounded,
     with_factors,
 )
-from tensorjax.pde._generators.coordinate_motion import moves_unbounded
+from tensorjax.pde._generators.inputs_and_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._observables.values_and_moments import moments
