@@ -6,7 +6,10 @@ from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._dense_weights import (
+from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
+from tensorjax.nn._parameters import MAX_BYTES, mark_linear
+from tensorjax.nn._weight_conversion import (
     Certificate,
     Gates,
     certify,
@@ -19,9 +22,6 @@ from tensorjax.nn._dense_weights import (
     set_rest,
     set_tucker,
 )
-from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
-from tensorjax.nn._parameters import MAX_BYTES, mark_linear
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 

@@ -5,7 +5,10 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._dense_weights import (
+from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._parameters import MAX_BYTES
+from tensorjax.nn._weight_conversion import (
     Certificate,
     Gates,
     certify,
@@ -17,9 +20,6 @@ from tensorjax.nn._dense_weights import (
     parameters,
     set_rest,
 )
-from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
-from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._parameters import MAX_BYTES
 
 
 def from_embedding(

@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._dense_weights import concrete, double
 from tensorjax.nn._embeddings.embedding_base import fold
 from tensorjax.nn._linear_layers import flat
 from tensorjax.nn._mode_factors import factor, modes, paired_modes
 from tensorjax.nn._models.stacked_layers import copies
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
+from tensorjax.nn._weight_conversion import concrete, double
 
 Modes = tuple[int, ...]
 # Squared truncation errors of a bond that candidates are made for: of flat spectra, as those of

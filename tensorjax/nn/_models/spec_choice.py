@@ -11,7 +11,7 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.nn._linear_layers import flat
-from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
+from tensorjax.nn._models.path_rules import Rules, matched, pattern, rules_with
 from tensorjax.nn._models.size_allocation import (
     AUTO,
     Listed,
