@@ -181,7 +181,7 @@ def evened(cores: Cores) -> tuple[Cores, int]:
 
 
 def evening(cores: Sequence[Any]) -> Any:
-    """Returns powers of two (…, d) that bring the JAX cores (…, r, n, s) of a train to one size.
+    """Returns powers of two (…, d) by which JAX cores (…, r, n, s) are scaled to one size.
 
     Their product is one. Of a train with a core of zeros all are 0.
     """

@@ -67,7 +67,7 @@ def truncate_back(
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Truncates a left-orthogonal tensor train; also returns whether Gram matrices were too coarse.
+    """Truncates a left-orthogonal train by a sweep; tells whether Gram matrices were too coarse.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.

@@ -478,7 +478,7 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether arrays are concrete and the first is on a single CPU device."""
+    """Condition that arrays are concrete and the first of them is on a single CPU device."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):

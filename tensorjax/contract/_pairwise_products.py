@@ -204,7 +204,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns which operands and pairwise products depend on the slice index."""
+    """Returns which pairwise products, and operands of the network, depend on the slice index."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):

@@ -336,7 +336,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts two neighbouring cores, to be converted, in the gauge for disentanglers."""
+        """Contracts neighbouring cores to be converted to a MERA, in disentanglers' gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             first, r = left_qr(first)

@@ -63,7 +63,7 @@ from tensorjax.tt._arrays.trace_diagonal_pinv import (
     pinv,
     trace,
 )
-from tensorjax.tt._bilinear_forms import bilinear_form, pairwise_inner
+from tensorjax.tt._bilinear_forms_and_pairs import bilinear_form, pairwise_inner
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete

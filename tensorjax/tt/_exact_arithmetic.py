@@ -29,7 +29,7 @@ def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:
 
 @placed
 def add(x: Train, y: Train) -> Train:
-    """Adds two trains entry by entry, exactly, by block-diagonal cores; TT-ranks add.
+    """Adds two trains by exact arithmetic: block-diagonal cores, TT-ranks add.
 
     Args:
       x: TT or TTMatrix.
@@ -64,7 +64,7 @@ def _add(x: Any, y: Any) -> Any:
 
 
 def scale(x: Train, factor: Scalar) -> Train:
-    """Multiplies a tensor train by a scalar (traced or not), in its last core.
+    """Multiplies a tensor train by a scalar (traced or not) exactly, in its last core.
 
     Args:
       x: TT or TTMatrix.
@@ -181,7 +181,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def transpose(a: TTMatrix) -> TTMatrix:
-    """Transposes a TT-matrix, without conjugation: swaps row and column modes of every core.
+    """Transposes a TT-matrix exactly, without conjugation: swaps row and column modes of cores.
 
     Args:
       a: TTMatrix of row modes m_k and column modes n_k.

@@ -40,7 +40,7 @@ def hadamard(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """Multiplies two trains entry by entry, exactly (TT-ranks multiply) or with rounding.
+    """Computes the entrywise (Hadamard) product of trains, exactly (TT-ranks multiply) or rounded.
 
     Args:
       x: TT or TTMatrix.
@@ -100,7 +100,7 @@ def matvec(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
+    """Computes the product A x of a TT-matrix and a train, exactly (TT-ranks multiply) or rounded.
 
     Args:
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.
@@ -149,7 +149,7 @@ def matmul(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """Multiplies two TT-matrices, A B, exactly (TT-ranks multiply) or with rounding.
+    """Computes the product A B of TT-matrices, exactly (TT-ranks multiply) or rounded.
 
     Args:
       a: TTMatrix.

@@ -75,7 +75,7 @@ class TargetStep(Step):
         )  # fmt: skip
 
     def _together(self) -> np.ndarray:
-        """Numbers all bonds; bonds of a stacked layer's copies share numbers, to be cut at once."""
+        """Numbers all bonds for an update to a target; copies of a stacked layer share numbers."""
         starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
         numbers = np.arange(starts[-1])
         for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
@@ -233,7 +233,7 @@ def _cut_if(
 
 
 def _laid_out(x: jax.Array) -> jax.Array:
-    """Restores the layout of an array that a change of basis gives, as outside of the condition.
+    """Restores an array's layout after the condition in which an update to a target may change it.
 
     XLA puts a last axis of one entry first, and would copy such arrays in every update.
     """

@@ -308,7 +308,7 @@ class Search:
         )
 
     def _advice(self, status: Status) -> str:
-        """Returns the advice on the sweeps of `cross` for its report: what to do next, in words."""
+        """Writes advice after the last sweep of `cross`: what to change if it has not converged."""
         if self.held.all and self._oracle.largest == 0:
             return ALL_ZERO
         if self.unsteady:

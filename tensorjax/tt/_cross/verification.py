@@ -84,7 +84,7 @@ class Verification:
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Verifies, by a search for large errors, that a cross approximation has converged.
+        """Verification that a cross approximation has converged, by a search for large errors.
 
         Args:
           level: the largest residual that the last sweep met.

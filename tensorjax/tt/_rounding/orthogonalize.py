@@ -93,7 +93,7 @@ def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Orthogonalises a train to be rounded around core ``center``; returns cores and exponent.
+    """Orthogonalises a train's cores around core ``center``, for rounding; returns exponent too.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
