@@ -1189,8 +1189,8 @@ def test_many_held_out_entries_take_few_products(seed, monkeypatch):
     ranks = [1, *(min(rank, 2**k, 2 ** (order - k)) for k in range(1, order)), 1]
     cores = [rng.standard_normal((a, 2, b)) for a, b in itertools.pairwise(ranks)]
     products = []
-    plain = train_entries._times_rows
-    monkeypatch.setattr(train_entries, "_times_rows", lambda *a: products.append(0) or plain(*a))
+    plain = train_entries.times_slices
+    monkeypatch.setattr(train_entries, "times_slices", lambda *a: products.append(0) or plain(*a))
     train_entries.entries(cores, rng.integers(0, 2, (number, order)))
     assert len(products) <= order // 4
 

@@ -10,7 +10,7 @@ Fernández et al., "Learning tensor networks with tensor cross interpolation", S
 
 import numpy as np
 
-from tensorjax._cores.contractions import absorb
+from tensorjax._cores.contractions import absorb, times_slices
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.held_out_error import HeldOut
 from tensorjax.tt._cross.jumps import edges
@@ -298,8 +298,8 @@ class _Fibres:
         """Contracts core slices right of every mode, to search for errors on fibres."""
         self._right = [np.ones((len(points), 1))]
         for k in range(points.shape[1] - 1, 0, -1):
-            slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
-            self._right.append(np.matmul(slices, self._right[-1][:, :, None])[:, :, 0])
+            mirrored = self._cores[k].transpose(2, 1, 0)
+            self._right.append(times_slices(self._right[-1], mirrored, points[:, k]))
         self._left = np.ones((len(points), 1))
 
     def values(self, k: int) -> np.ndarray:
