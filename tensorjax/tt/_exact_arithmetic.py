@@ -6,21 +6,19 @@ brings them down again.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tensorjax._cores.products import added
 from tensorjax._formats.arithmetic_operators import multiplied
-from tensorjax._formats.trains import TT, TTMatrix, known
+from tensorjax._formats.trains import TT, Train, TTMatrix, known
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._folding import fold, rearranged, unfold
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:

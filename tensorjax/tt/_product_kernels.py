@@ -20,13 +20,12 @@ from tensorjax import _blas_threads, _native
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_range
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._kernels.train_signatures import remember
 from tensorjax._transfer import on_device
 from tensorjax.tt._entries import on_host
-from tensorjax.tt._exact_arithmetic import Train
 
 # Cores are multiplied as they are where the squared norms of all lie within 2^±_TAME.
 _TAME = 60

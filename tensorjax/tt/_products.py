@@ -1,7 +1,7 @@
 """Products and weighted sums of trains, exact or rounded on the way."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._formats.arithmetic_operators import in_range, is_scalar
-from tensorjax._formats.trains import TT, TTMatrix, known, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, known, single
 from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._typing import Key
@@ -26,8 +26,6 @@ from tensorjax.tt._rounding.sums_of_products import (
     shape_of,
     term_of,
 )
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed

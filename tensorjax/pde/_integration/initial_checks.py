@@ -11,12 +11,7 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._function_trains.initial_states import (
-    Gaussian,
-    Mixture,
-    unrounded,
-    with_factors,
-)
+from tensorjax.pde._function_trains.initial_states import Gaussian, Mixture, with_factors, wrapped
 from tensorjax.pde._generators.inputs_and_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -92,7 +87,8 @@ def start_errors(problem: Any, map: AffineMap, allowed: float) -> np.ndarray | N
         return None
 
     def found(box: Box) -> tuple[Any, Any, Any]:
-        cores = with_factors(unrounded(start, box, map, _EXACT * min(allowed, 1.0)), box)
+        tol = _EXACT * min(allowed, 1.0)
+        cores = with_factors(wrapped(start, box, map, tol, is_rounded=False), box)
         return moments(TT._unchecked(tuple(cores)), map, box)
 
     out = np.zeros(len(axes))

@@ -10,7 +10,7 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores import scaling
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
