@@ -1,7 +1,7 @@
 """Orthogonalisation of a train around a core, which then carries the norm."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,14 +10,13 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores import scaling
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
-from tensorjax._formats.trains import TT, Train, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._folding import folded
 
-Train = TypeVar("Train", TT, TTMatrix)
 # TT-ranks up to which one thread of a BLAS factorises cores as fast as more.
 _ONE_THREAD = 64
 
