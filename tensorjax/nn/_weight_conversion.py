@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, tt, tucker
+from tensorjax._cores.contractions import times_right
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import check_bytes, gate_dtype, parameter_count, settle
@@ -167,7 +168,7 @@ def canonical(
         row = v[:keep].reshape(keep, *left.shape[1:])
         out.append(row / gates[-1] if gates else row)
         gates.append(sigma[:keep] / sigma[0])
-        left = core @ (u[:, :keep] * sigma[:keep])
+        left = times_right(core, u[:, :keep] * sigma[:keep])
     out.append(left / gates[-1])
     return _balanced(out[::-1]), gates[::-1]
 
