@@ -27,7 +27,7 @@ from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, ac
 from tensorjax.sketch._train_input import project_train
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
-_LEAST = 16  # rows in the smallest block of them that a program is compiled for
+_LEAST_ROWS = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 _MOST_SHAPES = 64  # of rows for which a map keeps that NumPy serves them
 
@@ -202,12 +202,12 @@ def _blocks(count: int, most: int) -> list[int]:
     blocks = [most] * (count // most)
     rest = count % most
     while rest:
-        whole = 1 << max(_LEAST.bit_length() - 1, rest.bit_length() - 1)
+        whole = 1 << max(_LEAST_ROWS.bit_length() - 1, rest.bit_length() - 1)
         if whole < rest <= whole + whole // 2:
             blocks.append(whole)
             rest -= whole
         else:
-            blocks.append(min(most, max(_LEAST, 1 << (rest - 1).bit_length())))
+            blocks.append(min(most, max(_LEAST_ROWS, 1 << (rest - 1).bit_length())))
             rest = 0
     return blocks
 

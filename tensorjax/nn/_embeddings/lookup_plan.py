@@ -17,7 +17,7 @@ from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._embeddings.xla_lookup import Request
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
-_FEW = 256
+_FEW_IDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def make_plan(
         return dataclasses.replace(plan, _request=request, dense_above=above)
     wanted = capacity
     if wanted is None:
-        wanted = count if count < _FEW else default_capacity(count)
+        wanted = count if count < _FEW_IDS else default_capacity(count)
     wanted = min(wanted, rows + 2)  # a padding id and one out of range count too
     distinct = wanted < count
     made = wanted if distinct else max(count, 1)
@@ -189,7 +189,7 @@ _SLICE = 2.7  # an element of the slices that its row is a product of
 
 def _dense_above(network: LookupNetwork, features: int, count: int) -> int | None:
     """Finds the ids above which a lookup plan gathers rows from the whole embedding matrix."""
-    if count < _FEW:
+    if count < _FEW_IDS:
         return None
     size = math.prod(network.rows)
     chain = plan_chain(network.shapes, count)

@@ -35,14 +35,14 @@ ALLOWED = 10.0
 # this times the share at the edge.
 ROUGH = 5
 # Estimates below this may be roundoff.
-LEAST = 1e-8
+LEAST_ESTIMATE = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
 # Error of a covariance over the share of noise at the ends of a Fourier axis, about: noise there is
 # all over the axis, and far out it weighs as the distance squared.
 _FAR = 100.0
 # Points that are advised, over those there are, at least and at most.
-_LEAST, _MOST = 1.1, 4.0
+_LEAST_FACTOR, _MOST_FACTOR = 1.1, 4.0
 
 
 class GridErrors(NamedTuple):
@@ -268,9 +268,9 @@ def _advised(axis: Any, error: float, allowed: float) -> str:
         more = (error / allowed) ** (1 / axis.order)
     else:  # modes of a Gaussian fall as exp(−c n²)
         more = math.sqrt(math.log(max(allowed, 1e-15)) / math.log(min(error, 0.9)))
-    if more > _MOST and axis.kind == "finite differences":
-        return f'points of kind "fourier" or more than {_MOST * axis.n:.0f}'
-    return f"about {axis.n * min(max(more, _LEAST), _MOST):.0f} points"
+    if more > _MOST_FACTOR and axis.kind == "finite differences":
+        return f'points of kind "fourier" or more than {_MOST_FACTOR * axis.n:.0f}'
+    return f"about {axis.n * min(max(more, _LEAST_FACTOR), _MOST_FACTOR):.0f} points"
 
 
 def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ from tensorjax.pde._stepping.outskirts import profiles
 
 # In more dimensions the mass alone is restored: with 66 moments in ten, a step takes some percent
 # longer.
-MOST = 10
+MOST_AXES = 10
 # Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis: well
 # before the end of the box, where y·∇v would amplify them, and shortly before that of a window.
 _IN_BOX, _IN_WINDOW = (0.6, 8), (0.85, 16)
@@ -81,7 +81,7 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     """
     axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
     d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
-    found = standardisation(cores, box, axes) if 0 < d <= MOST else None
+    found = standardisation(cores, box, axes) if 0 < d <= MOST_AXES else None
     if found is None:
         return mass_alone(box)
     powers = [np.zeros((1, box.dim), int), one, 2 * one]

@@ -47,9 +47,9 @@ _PLAIN = 2**16
 _LONG = 32
 # Share of a bond's allowed energy that a basis of several modes may lack before these are split.
 _FACTOR = 0.01
-# Sides shorter than _FEW are candidates only where no longer one is left; from either end, none is
-# after the first that is longer than _MANY.
-_FEW, _MANY = 4, 1024
+# Sides shorter than the first number are candidates only where no longer one is left; from either
+# end, none is after the first that is longer than the second.
+_SHORT_SIDE, _LONG_SIDE = 4, 1024
 
 
 class _Group(NamedTuple):
@@ -329,9 +329,9 @@ def _candidates(
             side *= n
             if side * side > size:
                 break
-            if side >= _FEW or k == len(ordered) - 2:
+            if side >= _SHORT_SIDE or k == len(ordered) - 2:
                 out.append((_Cut(k + 1, towards_right), side))
-            if side > _MANY:
+            if side > _LONG_SIDE:
                 break
     if out:
         # Where all are expected to stay whole, the longest says so of those within it.
