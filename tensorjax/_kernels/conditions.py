@@ -290,6 +290,15 @@ def gram_resolves(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
+    "tol alone, above the error of Gram matrices",
+    "near it, C++ gives arrays back whose spectrum has no gap where it would cut",
+)
+def gram_may_resolve(arrays: Arrays, facts: Facts) -> bool:
+    share = facts["share"]
+    return facts["method"] != "svd" and share is not None and share >= facts["least"]()
+
+
+@condition(
     f"at most {power(MOST_NOISE)} random numbers",
     "they are drawn before the sweep; a program draws them mode by mode",
 )

@@ -75,7 +75,11 @@ def _host(*conditions: Condition) -> Row:
 _SMALL_TT_SVD: Row = {
     HOST: (
         Candidate(
-            CPP, (c.modest_array, c.of_gram, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+            CPP,
+            (
+                *(c.modest_array, c.of_gram, c.not_empty, c.several_modes),
+                *(c.gram_may_resolve, c.built),
+            ),
         ),
         Candidate(SMALL, (c.small_array, c.gram_resolves)),
         Candidate(NUMPY),

@@ -59,8 +59,8 @@ class OrthonormalColumns {
   }
 
   // Y (rows × t) = Q R with a diagonal R, for Y = A V with eigenvectors V: its columns are orthogonal
-  // but for roundoff of the largest beside the smallest. False where that is below
-  // `flat` of it in energy.
+  // but for roundoff of the largest beside the smallest. False where that has less than `flat` of its
+  // energy.
   static bool normalise(long rows, long t, double flat, Numbers* y, Numbers* r) {
     const long ld = padded(t), wide = kParts * ld;
     Numbers squares(ld, 0.0), inverse(ld, 0.0);

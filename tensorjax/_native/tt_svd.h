@@ -53,7 +53,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
       const long wide = join(rows, columns, first + 1, last - 1, 1);
       const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
       long side = std::min(rows, columns), rank = 0;
-      if (last - first > 2 && right_first(size, wide, tall, guess)) {
+      if (last - first > 2 && right_first(size, wide, tall, guess, kParts)) {
         side = tall;
         if (!split_right(team, size / tall, tall, &last, &right, ranks)) return false;
         rank = right, size = size / tall * right;
@@ -128,7 +128,8 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     given_ = nullptr;
   }
 
-  static constexpr long kJoined = 32;  // rows of joined modes: their Gram matrix costs one pass
+  // Rows of joined modes: their Gram matrix costs one pass. Complex ones cost four times as much.
+  static constexpr long kJoined = kParts == 2 ? 16 : 32;
   // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
   static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
   static constexpr long kCopiedAtOnce = 1L << 14;  // entries
@@ -137,6 +138,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   // bond may discard that such a basis may miss.
   static constexpr long kPivoted = 8;
   static constexpr double kMissed = 0.05;
+  static constexpr double kRoom = 4;  // the noise given, beside that which was measured
   // Energies beside the largest down to which products with eigenvectors are orthogonal but for
   // roundoff of the result.
   static constexpr double kFlat = std::is_same_v<T, float> ? 1e-8 : 0.06;
@@ -439,17 +441,20 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     for (long i = 0; i < m; i++) total += real((*g)[i * m + i]);
     if (!std::isfinite(total)) return false;
     if (tail_ < 0) tail_ = share_ * total;
-    const double allowed = std::max(tail_ - noise_ * total, 0.0);
+    // Next to roundoff energies may go only where none that stays is near what may go.
+    const bool blurred = share_ < 2 * noise_;
+    const double allowed = std::max(tail_ - (blurred ? noise_ / kRoom : noise_) * total, 0.0);
     *t = m;
     sharp_ = false;
     if (whole_ && m >= kWhole && definite(*g, m, tail_ + noise_ * total)) return unit(m);
-    if (m >= kPivoted && of_low_rank(m, *g, total, allowed, t)) return true;
+    if (m >= kPivoted && !blurred && of_low_rank(m, *g, total, allowed, t)) return true;
     Numbers values(m);
     if (!eigenvectors(m, g, values.data())) return false;
     sharp_ = true;
     long gone = 0;
     for (double sum = std::max(values[0], 0.0); gone + 1 < m && sum <= allowed;)
       sum += std::max(values[++gone], 0.0);
+    if (blurred && !(values[gone] > tail_ + noise_ * total)) return false;
     *t = m - gone;
     whole_ = whole_ && !gone;
     if (!gone) return unit(m);
@@ -471,6 +476,8 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     double missed = total;
     for (; missed > enough; rank++, missed = rows.missed()) {
       if (3 * rank >= 2 * m) return false;
+      // Early on: a flat spectrum loses its energy in equal steps.
+      if (rank == m / 4 && missed * 2 * m > total * (2 * m - 3 * rank)) return false;
       l.resize((rank + 1) * m);
       if (!rows.add(rank, least, l.data())) return false;
     }
