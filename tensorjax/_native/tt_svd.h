@@ -53,7 +53,8 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
       const long wide = join(rows, columns, first + 1, last - 1, 1);
       const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
       long side = std::min(rows, columns), rank = 0;
-      if (last - first > 2 && right_first(size, wide, tall, guess, kParts)) {
+      const bool too_long = std::min(rows, columns) >= most_ && tall < most_ && tall * tall <= size;
+      if (last - first > 2 && (too_long || right_first(size, wide, tall, guess, kParts))) {
         side = tall;
         if (!split_right(team, size / tall, tall, &last, &right, ranks)) return false;
         rank = right, size = size / tall * right;
@@ -130,6 +131,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
 
   // Rows of joined modes: their Gram matrix costs one pass. Complex ones cost four times as much.
   static constexpr long kJoined = kParts == 2 ? 16 : 32;
+  static constexpr long kFew = 4, kJoinedToFew = 48;  // the same, where they are joined to so few
   // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
   static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
   static constexpr long kCopiedAtOnce = 1L << 14;  // entries
@@ -145,7 +147,9 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
 
   // Rows, or columns, that are split together: `side` of them, and modes from k on before `end`.
   long join(long side, long rest, long k, long end, long step) const {
-    for (; k != end && side * n_[k] <= std::min(kJoined, rest / n_[k]); k += step) {
+    // A side no longer than the rank expected would stay whole: a pass over the data for nothing.
+    const auto most = [&] { return side <= kFew ? kJoinedToFew : kJoined; };
+    for (; k != end && side * n_[k] <= std::min(most(), rest / n_[k]); k += step) {
       side *= n_[k];
       rest /= n_[k];
     }
