@@ -46,6 +46,8 @@ WIDE, MOST_ROWS = 2**14, 512
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
+# The same of an ST-HOSVD whose modes are no longer than the second number.
+SMALL_MODES, SIDES = 2**18, 64
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
@@ -264,6 +266,16 @@ def several(arrays: Arrays, facts: Facts) -> bool:
 )
 def small_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < SMALL_ARRAY
+
+
+@condition(
+    f"fewer than {power(SMALL_ARRAY)} elements, or {power(SMALL_MODES)} of modes of at most {SIDES}",
+    "no choice of methods, as of small arrays; random sketches gain nothing of so short sides",
+    CORE_BENCH + "shapes",
+)
+def small_modes(arrays: Arrays, facts: Facts) -> bool:
+    x = arrays[0]
+    return x.size < (SMALL_MODES if max(x.shape, default=1) <= SIDES else SMALL_ARRAY)
 
 
 @condition(
