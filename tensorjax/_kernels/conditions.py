@@ -269,7 +269,7 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
-    f"fewer than {power(SMALL_ARRAY)} elements, or {power(SMALL_MODES)} of modes of at most {SIDES}",
+    f"fewer than {power(SMALL_ARRAY)} elements; {power(SMALL_MODES)} of modes of at most {SIDES}",
     "no choice of methods, as of small arrays; random sketches gain nothing of so short sides",
     CORE_BENCH + "shapes",
 )

@@ -1,7 +1,8 @@
 """Cost model of host linear algebra: predicted times by which algorithms are chosen.
 
 Nanoseconds of one core (measured with OpenBLAS on AVX-512 in float64; single precision changes
-all of them by about one factor). Only ratios of them are ever compared, so other machines need no others.
+all of them by about one factor). Only ratios of them are ever compared, so other machines need no
+others.
 """
 
 # Time to read an entry, and per entry for every row of a Gram matrix or column of a product.

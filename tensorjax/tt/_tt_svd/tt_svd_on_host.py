@@ -282,7 +282,7 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
     return 2 * rank if rank > 0.8 * rows else rank + rank // 4 + 2
 
 
-def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int, parts: int) -> _Cut:
+def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int, parts: int = 1) -> _Cut:
     """Chooses where the host TT-SVD cuts next: the cheapest cut, or the first mode if small."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess, parts)
