@@ -1,5 +1,7 @@
 """Which methods dense arrays are decomposed and projected by, over drawn shapes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +79,7 @@ def test_modes_kept_whole_keep_their_place_in_a_tucker_decomposition(dtype):
     tol = 1e-4
     for shape in [(70, 9, 8, 30), (8, 70, 9, 30), (6, 5, 80, 70), (66, 67, 12), (9, 8, 7, 90, 4)]:
         sizes = [n if rng.random() < 0.5 else max(n // 3, 1) for n in shape]
-        x = _drawn.normal(rng, sizes, np.complex128)
+        x: Any = _drawn.normal(rng, tuple(sizes), np.complex128)
         for n, r in zip(shape, sizes, strict=True):  # every axis goes to the end, once
             basis = np.eye(n) if n == r else np.linalg.qr(rng.standard_normal((n, r)))[0]
             x = np.tensordot(x, basis, (0, 1))
