@@ -48,6 +48,8 @@ WIDE, MOST_ROWS = 2**14, 512
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
+# The same of an ST-HOSVD whose modes are no longer than the second number.
+SMALL_MODES, SIDES = 2**18, 64
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
@@ -307,6 +309,16 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
+    f"fewer than {power(SMALL_ARRAY)} elements; {power(SMALL_MODES)} of modes of at most {SIDES}",
+    "no choice of methods, as of small arrays; random sketches gain nothing of so short sides",
+    CORE_BENCH + "shapes",
+)
+def small_modes(arrays: Arrays, facts: Facts) -> bool:
+    x = arrays[0]
+    return x.size < (SMALL_MODES if max(x.shape, default=1) <= SIDES else SMALL_ARRAY)
+
+
+@condition(
     f"fewer than {power(MODEST_ARRAY)} elements",
     "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
     CORE_BENCH + "shapes",
@@ -327,6 +339,15 @@ def several_modes(arrays: Arrays, facts: Facts) -> bool:
 def gram_resolves(arrays: Arrays, facts: Facts) -> bool:
     share = facts["share"]
     return facts["method"] != "svd" and share is not None and share >= facts["floor"]()
+
+
+@condition(
+    "tol alone, above the error of Gram matrices",
+    "near it, C++ gives arrays back whose spectrum has no gap where it would cut",
+)
+def gram_may_resolve(arrays: Arrays, facts: Facts) -> bool:
+    share = facts["share"]
+    return facts["method"] != "svd" and share is not None and share >= facts["least"]()
 
 
 @condition(

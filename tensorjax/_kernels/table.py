@@ -75,14 +75,18 @@ def _host(*conditions: Condition) -> Row:
 _SMALL_TT_SVD: Row = {
     HOST: (
         Candidate(
-            CPP, (c.modest_array, c.of_gram, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+            CPP,
+            (
+                *(c.modest_array, c.of_gram, c.not_empty, c.several_modes),
+                *(c.gram_may_resolve, c.built),
+            ),
         ),
         Candidate(SMALL, (c.small_array, c.gram_resolves)),
         Candidate(NUMPY),
     ),
 }
 _SMALL_HOSVD: Row = {
-    HOST: (Candidate(SMALL, (c.small_array, c.gram_resolves)), Candidate(NUMPY)),
+    HOST: (Candidate(SMALL, (c.small_modes, c.gram_resolves)), Candidate(NUMPY)),
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, first_calls.first_calls)
 _ONE_CALL = (c.of_gram, c.free_on_a_cpu, first_calls.later_calls, c.one_dtype, c.few_sums, c.built)

@@ -840,8 +840,8 @@ extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long parts, long 
       using T = std::remove_const_t<std::remove_pointer_t<decltype(typed)>>;
       T* const to = static_cast<T*>(out);
       if (parts == 2)
-        return SmallTTSVD<2>(n, share, noise, lapack).run(*crew, typed, ranks, to);
-      return SmallTTSVD<1>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+        return SmallTTSVD<2, T>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+      return SmallTTSVD<1, T>(n, share, noise, lapack).run(*crew, typed, ranks, to);
     };
     return single ? run(static_cast<const float*>(x)) : run(static_cast<const double*>(x));
   });
@@ -918,7 +918,7 @@ extern "C" long tensorjax_project(long rows, long columns, long few, const doubl
     product_of({rows, columns});
     product_of({std::max(rows, few), std::max(few, columns)});
     Crew crew(threads_for(1.0 * rows * few * columns));
-    wide_project(*crew, rows, columns, few, u, a, p);
+    wide_project(*crew, Matrix<double>{a, rows, columns, 1, columns, 1}, few, u, p);
     return 0;
   });
 }
