@@ -376,6 +376,26 @@ def test_ids_are_sorted_by_counting_or_not(count: int):
 
 
 @built
+@pytest.mark.parametrize("seed", range(6))
+def test_ids_that_fill_the_last_mode_are_those_of_the_table(seed: int):
+    """Such ids get their rows, and their gradients, from one product for all of the last mode."""
+    rng = np.random.default_rng(seed)
+    order = int(rng.integers(2, 4))
+    rows, columns = rng.integers(2, 9, order), rng.integers(1, 5, order)
+    columns[-1] = (1, 2, 3, 8, 20, 32)[seed]  # a power of two or not, with and without zeros behind
+    spare = int(rng.integers(0, 2))
+    shapes = {"num_shape": [*map(int, rows)], "feature_shape": [*map(int, columns)]}
+    layer = make(rows.prod(), columns.prod() - spare * (columns.prod() > 1), order=None, rank=3,
+                 **shapes)  # fmt: skip
+    ids = rng.integers(0, rows.prod(), 3 * rows.prod())
+    ids = ids[(ids >= rows[-1]) | (ids % rows[-1] == 0)]  # a few of the first ones only
+    assert layer.plan(ids.size).compiled
+    cotangent = rng.standard_normal((ids.size, layer.features))
+    found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
+    assert_same(found, rows_and_pull(layer, lambda x: x.table()[ids], cotangent))
+
+
+@built
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_many_ids_with_some_that_have_no_row(dtype: Any):
     shapes = {"num_shape": (6, 10, 7), "feature_shape": (4, 2, 5), "rank": (9, 6), "order": None}
