@@ -183,8 +183,8 @@ _MADE = 6.0  # an element of the matrix: made, and its gradient brought back to 
 _COPIED = (
     3.0  # an element of a row: gathered and scattered by XLA, beyond what the copy takes in C++
 )
-_DISTINCT = 200.0  # a distinct id
-_SLICE = 1.5  # an element of the slices that its row is a product of
+_DISTINCT = 240.0  # a distinct id
+_SLICE = 0.9  # an element of the slices that its row is a product of
 
 
 def _dense_above(network: LookupNetwork, features: int, count: int) -> int | None:
