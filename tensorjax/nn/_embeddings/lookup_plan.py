@@ -178,13 +178,13 @@ _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 # Nanoseconds of a training step, by the whole matrix and by compiled code: fitted to times on one
-# core of a Xeon, of uniform ids, in tables of 2,000 to 50,000 rows of 8 to 256, of ranks 8 to 64.
+# core of a Xeon, of uniform ids, in tables of 1,000 to 30,000 rows of 16 to 256, of ranks 8 to 64.
 _MADE = 6.0  # an element of the matrix: made, and its gradient brought back to the cores
 _COPIED = (
     3.0  # an element of a row: gathered and scattered by XLA, beyond what the copy takes in C++
 )
-_DISTINCT = 400.0  # a distinct id
-_SLICE = 2.7  # an element of the slices that its row is a product of
+_DISTINCT = 240.0  # a distinct id
+_SLICE = 0.9  # an element of the slices that its row is a product of
 
 
 def _dense_above(network: LookupNetwork, features: int, count: int) -> int | None:
