@@ -146,6 +146,9 @@ def _traffic(
         moved += network.elements(step.left_labels)
     if not _suits(step.labels, following, network.reduced_output):
         moved += 2 * network.elements(step.labels)
+        if following is None and step.labels[-1:] != network.reduced_output[-1:]:
+            # Rows are no longer copied whole: several times as slow.
+            moved += 2 * network.elements(step.labels)
     return moved
 
 

@@ -24,7 +24,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.collocation_matrices import DISPERSION, frequencies, modes
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._observables.edge_and_resolution import mode_densities, quadrature, shares_of
-from tensorjax.pde._stepping.low_moments import largest
+from tensorjax.pde._stepping.low_moments import added_by_noise, largest
 from tensorjax.pde._stepping.outskirts import edges, noisy_edge
 
 # Bands of frequencies, over the highest one, whose norms are compared.
@@ -38,8 +38,8 @@ ROUGH = 5
 LEAST_ESTIMATE = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
-# Error of a covariance over the share of noise at the ends of a Fourier axis, about: noise there is
-# all over the axis, and far out it weighs as the distance squared.
+# Error of a covariance over the share of the norm that causes it, about, for advice on points: far
+# out it weighs as the distance squared.
 _FAR = 100.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST_FACTOR, _MOST_FACTOR = 1.1, 4.0
@@ -116,21 +116,20 @@ def inaccurate(
       density: whether v is one, whose covariance is to be right.
     """
     found = grid_errors(np, cores, looks(box, varies))
-    shares = [
+    noisy = [
         (share, k)
         for k, share, is_noise in (edges(cores, box) if density else ())
         if is_noise and box.axes[k].kind == "fourier"
     ]
-    if shares:
-        share, k = max(shares)
-        # Less than tol may still be cleared, and restored moments do without it.
-        if share > tol and _FAR * share > allowed >= found.cut.max():
-            return (
-                f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, "
-                f"as waves of the grid and no tail: covariances are off by about {_FAR * share:.1g}"
-                f", for accuracy = {allowed:.1g} (tol = {tol:.1g}): take "
-                f"{_advised_on(box, found, share, allowed / _FAR)}, or a larger tol or accuracy"
-            )
+    off = added_by_noise(cores, box, [k for _, k in noisy]) if noisy else 0.0
+    if off > allowed >= found.cut.max():
+        share, k = max(noisy)
+        return (
+            f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, as "
+            f"waves of the grid and no tail: covariances are off by about {off:.1g}, for accuracy ="
+            f" {allowed:.1g} (tol = {tol:.1g}): take "
+            f"{_advised_on(box, found, share, share * allowed / off)}, or a larger tol or accuracy"
+        )
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
     asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"
