@@ -31,8 +31,6 @@ FEW_ROWS, FEW_GAUSSIAN = 2**18, 2**20
 SMALL_BATCH = 2**16
 # Elements of the input from which on one pass in C++ is faster than XLA's products by groups.
 LARGE_INPUT = 2**18
-# Bytes of a product from which on fresh memory is what it costs: C++ asks for huge pages.
-LARGE_RESULT = 2**22
 # Bytes of the widest vector registers (AVX-512): shorter rows leave them partly empty.
 VECTOR = 64
 # Columns of a basis: LAPACK counts its workspaces in 32 bits. Above the second number, bases by
@@ -187,15 +185,6 @@ def columns_fit(arrays: Arrays, facts: Facts) -> bool:
         return False
     most = MOST_EXACT_COLUMNS if facts["exact"] else MOST_COLUMNS
     return max(_native.basis_columns(shape, ranks)) <= most
-
-
-@condition(
-    f"a result of {power(LARGE_RESULT)} bytes or more",
-    "C++ writes to huge pages; of smaller results XLA's program is as fast",
-    CORE_BENCH + "arithmetic",
-)
-def large_result(arrays: Arrays, facts: Facts) -> bool:
-    return facts["work"]() * arrays[0].dtype.itemsize >= LARGE_RESULT
 
 
 @condition(

@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _native
 from tensorjax._cores.products import added, hadamard_core, matmul_core, matvec_core
-from tensorjax._cores.scaling import factors_in_range
+from tensorjax._cores.scaling import factors_in_program, factors_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known
@@ -205,7 +205,12 @@ def _part(x: Train, imaginary: bool) -> Train:
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(x, y, hadamard_core, type(x))
+    return _pairwise(*_in_range(x, y), hadamard_core, type(x))
+
+
+def _in_range(x: Any, y: Any, terms: int = 1) -> tuple[Any, Any]:
+    """Scales the second factor of a product in a program where products of cores may overflow."""
+    return x, type(y)._unchecked(tuple(factors_in_program(x.cores, y.cores, terms)))
 
 
 def _train_product(x: TT, y: TT) -> TT:
@@ -221,7 +226,7 @@ def _train_product(x: TT, y: TT) -> TT:
 
 
 def _by_xla(x: TT, y: TT) -> TT:
-    return _pairwise(x, y, hadamard_core, TT)
+    return _pairwise(*_in_range(x, y), hadamard_core, TT)
 
 
 def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
@@ -248,10 +253,12 @@ def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) ->
 
 def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), multiply, kind)
+    return _matrix_product(a.astype(dtype), b.astype(dtype), multiply, kind)
 
 
-_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _matrix_product(a: TTMatrix, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
+    return _pairwise(*_in_range(a, b, max(a.col_shape)), multiply, kind)
 
 
 @placed
