@@ -231,7 +231,9 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
         return ys
     # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
     wanted = [min(max(e, -(high // 2)), high // 2) for e in own]
-    shares = evenly(sum(own) - sum(wanted), len(ys))
+    # A product with a core of zeros is zero: the other cores only have to stay finite.
+    nonzero = all(c.any() for c in (*xs, *ys))
+    shares = evenly(sum(own) - sum(wanted) if nonzero else 0, len(ys))
     return [
         scaled(y, w + share - e) for y, w, share, e in zip(ys, wanted, shares, own, strict=True)
     ]
@@ -247,10 +249,10 @@ def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> 
     """
     low, high = exponents_held(ys[0].dtype)
     pairs = [(exponent_of(x), exponent_of(y)) for x, y in zip(xs, ys, strict=True)]
-    # A product with a core of zeros is zero: the other cores only have to stay finite.
-    own = [settled(jnp.where(jnp.minimum(a, b) == 2 - high, 0, a + b)) for a, b in pairs]
+    own = [settled(a + b) for a, b in pairs]
     fits = _all_between(own, low, high - terms.bit_length())
-    return _moved(ys, own, high // 2, fits)
+    zero = _any_zero([jnp.minimum(a, b) for a, b in pairs], high)
+    return _moved(ys, own, high // 2, fits, zero)
 
 
 def of_one_size(cores: Sequence[Any]) -> Cores:
@@ -259,9 +261,13 @@ def of_one_size(cores: Sequence[Any]) -> Cores:
     Products of neighbouring cores then stay in range where the tensor does.
     """
     high = exponents_held(cores[0].dtype)[1]
-    sizes = [exponent_of(c) for c in cores]
-    own = [settled(jnp.where(e == 2 - high, 0, e)) for e in sizes]  # 0 of zeros, or subnormal
-    return _moved(cores, own, 0, _all_between(own, -(high // 4), high // 4))
+    own = [settled(exponent_of(c)) for c in cores]
+    fits = _all_between(own, -(high // 4), high // 4)
+    return _moved(cores, own, 0, fits, _any_zero(own, high))
+
+
+def _any_zero(exponents: Sequence[Any], high: int) -> Any:
+    return (jnp.stack(exponents) == 2 - high).any()  # or subnormal
 
 
 def _all_between(exponents: Sequence[Any], low: int, high: int) -> Any:
@@ -269,15 +275,15 @@ def _all_between(exponents: Sequence[Any], low: int, high: int) -> Any:
     return ((together >= low) & (together <= high)).all()
 
 
-def _moved(cores: Sequence[Any], own: Sequence[Any], most: int, stay: Any) -> Cores:
+def _moved(cores: Sequence[Any], own: Sequence[Any], most: int, stay: Any, zero: Any) -> Cores:
     """Scales JAX cores of sizes 2^own to at most 2^±most and a share of what that takes away.
 
-    By powers of two whose product is one; all remain as they are where ``stay``.
+    By powers of two whose product is one; all remain as they are where ``stay``. Of a tensor that
+    is ``zero``, as a core is, the other cores only have to stay finite: they take no share.
     """
     together = jnp.stack(own)
-    share, rest = jnp.divmod(
-        (together - jnp.clip(together, -most, most)).sum(dtype=jnp.int32), len(own)
-    )
+    excess = (together - jnp.clip(together, -most, most)).sum(dtype=jnp.int32)
+    share, rest = jnp.divmod(jnp.where(zero, 0, excess), len(own))
     # Scalars, the same for many cores, and no vector: XLA compiles loops that are alike once, but
     # those with the places 0, 1, … of a vector in them one by one.
     few = -(-len(own) // _FEW_CORES)  # the last cores take the remainder
