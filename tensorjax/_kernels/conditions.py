@@ -339,7 +339,7 @@ one_product = Condition(
 out_of_range = Condition(
     "products of cores leave the range of the dtype",
     lambda arrays, facts: not facts["in_range"](),
-    "NumPy scales them first; programs do not look at the sizes of cores",
+    "NumPy scales them first; a program that does is slower to compile",
 )
 split_in_two = Condition(
     "a map of two modes or more, of rows that are not padded",

@@ -327,8 +327,8 @@ def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
 def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
     """Computes an exact product of tensor trains by NumPy or C++; None if XLA is better.
 
-    By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
-    out of range stay here. ``known_dtype`` is that of all cores, where the caller knows it.
+    By NumPy, or by one call of C++. Those with products out of range stay here: programs that scale
+    them take longer to compile. ``known_dtype`` is that of all cores, where the caller knows it.
     """
     cores = (*x.cores, *y.cores)
     dtype, same = common_dtype(cores) if known_dtype is None else (known_dtype, True)

@@ -285,14 +285,11 @@ def _padded(batch: Any) -> Iterator[Any]:
     """Yields a microbatch with one array after the other filled with what marks padding."""
     leaves, tree = jax.tree.flatten(batch)
     for k, leaf in enumerate(leaves):
-        kind = (
-            np.dtype(leaf.dtype).kind if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) else ""
-        )
-        fills = {"b": (0, 1), "i": (0, -100), "": ()}.get(kind, (0,))
-        for fill in fills:
-            yield jax.tree.unflatten(
-                tree, [*leaves[:k], jnp.full_like(leaf, fill), *leaves[k + 1 :]]
-            )
+        extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys, which mark nothing
+        kind = "" if extended else np.dtype(leaf.dtype).kind
+        for fill in {"b": (0, 1), "i": (0, -100), "": ()}.get(kind, (0,)):
+            filled = jnp.full_like(leaf, fill)
+            yield jax.tree.unflatten(tree, [*leaves[:k], filled, *leaves[k + 1 :]])
 
 
 def _is_mean(one: float, other: float, both: float, close: float) -> bool:
