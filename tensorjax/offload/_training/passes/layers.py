@@ -187,11 +187,10 @@ class LayerPrograms:
         first, second = batches
         for changed in (second, *_padded(second)):
             try:
-                losses = [float(x) for x in self._row_losses(params, xs, [first, changed])]
+                one, other, both = map(float, self._row_losses(params, xs, [first, changed]))
             except (TypeError, ValueError, IndexError):  # it needs a key, or a number of rows
                 break
-            if not _is_mean(*losses, close):
-                one, other, both = losses
+            if not _is_mean(one, other, both, close):
                 padded = "" if changed is second else ", one of them padded,"
                 raise ValueError(
                     f"layers: expected {name!r} to return the mean loss of the rows, which several "
