@@ -865,7 +865,6 @@ def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.M
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_entrywise_products_are_those_of_xla(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "LARGE_RESULT", 1)
     x, y = train(1, (4, 1, 5, 3), 3, dtype), train(2, (4, 1, 5, 3), 5, dtype)
     assert "tensorjax_multiply" in jax.jit(tt.hadamard).lower(x, y).as_text()
     found = tt.hadamard(x, y)
@@ -896,8 +895,6 @@ def test_entrywise_products_of_large_trains() -> None:
     indices = np.random.default_rng(0).integers(0, 6, (50, 5))
     product = tt.evaluate(x, indices) * tt.evaluate(y, indices)
     np.testing.assert_allclose(tt.evaluate(tt.hadamard(x, y), indices), product, rtol=1e-10)
-    small = train(1, (6,) * 5, 2)  # XLA's
-    assert "tensorjax_multiply" not in jax.jit(tt.hadamard).lower(small, y).as_text()
 
 
 @built

@@ -33,8 +33,6 @@ FEW_ROWS, FEW_GAUSSIAN = 2**18, 2**20
 SMALL_BATCH = 2**16
 # Elements of the input from which on one pass in C++ is faster than XLA's products by groups.
 LARGE_INPUT = 2**18
-# Bytes of a product from which on fresh memory is what it costs: C++ asks for huge pages.
-LARGE_RESULT = 2**22
 # Bytes of the widest vector registers (AVX-512): shorter rows leave them partly empty.
 VECTOR = 64
 # Columns of a basis: LAPACK counts its workspaces in 32 bits. Above the second number, bases by
@@ -232,15 +230,6 @@ def columns_fit(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
-    f"a result of {power(LARGE_RESULT)} bytes or more",
-    "C++ writes to huge pages; of smaller results XLA's program is as fast",
-    CORE_BENCH + "arithmetic",
-)
-def large_result(arrays: Arrays, facts: Facts) -> bool:
-    return facts["work"]() * arrays[0].dtype.itemsize >= LARGE_RESULT
-
-
-@condition(
     f"{power(LARGE_INPUT)} elements or more",
     "of smaller inputs XLA's products are as fast",
     CORE_BENCH + "projection",
@@ -411,7 +400,7 @@ one_product = Condition(
 out_of_range = Condition(
     "products of cores leave the range of the dtype",
     lambda arrays, facts: not facts["in_range"](),
-    "NumPy scales them first; programs do not look at the sizes of cores",
+    "NumPy scales them first; a program that does is slower to compile",
 )
 split_in_two = Condition(
     "a map of two modes or more, of rows that are not padded",

@@ -133,7 +133,7 @@ TABLE: dict[str, Row] = {
     "mera.to_tt(tol=)": _call(c.concrete),
     # Sums and products.
     "tt.add": _trace(c.of_gram, one_device=True),
-    "tt.hadamard": _product() | _trace(c.real, c.large_result, one_device=True),
+    "tt.hadamard": _product() | _trace(c.real, one_device=True),
     "tt.matvec": _product(c.modest_sums),
     "tt.matmul": _product(),
     "tt.TTMatrix @ array": _call(*_FIRST_CALLS),

@@ -414,18 +414,23 @@ void multiply_all(long items, const std::vector<Pair>& pairs, const Buffers& arg
                   const Buffers& rets) {
   const size_t d = pairs.size();
   long cells = 0;
-  for (const Pair& p : pairs) cells += p.cells();
+  std::vector<long> xs, ys;
+  for (const Pair& p : pairs) {
+    cells += p.cells();
+    xs.push_back(p.r * p.n * p.s);
+    ys.push_back(p.q * p.n * p.t);
+  }
   Crew crew(threads_for(8.0 * cells * items));  // a number written costs as much as some products
   Team& team = *crew;
   for (long item = 0; item < items; item++) {
     std::vector<const T*> x, y;
     std::vector<T*> z;
     for (size_t k = 0; k < d; k++) {
-      const Pair& p = pairs[k];
-      x.push_back(args[k].typed_data<T>() + item * p.r * p.n * p.s);
-      y.push_back(args[d + k].typed_data<T>() + item * p.q * p.n * p.t);
-      z.push_back(rets[k].typed_data<T>() + item * p.cells());
+      x.push_back(args[k].typed_data<T>() + item * xs[k]);
+      y.push_back(args[d + k].typed_data<T>() + item * ys[k]);
+      z.push_back(rets[k].typed_data<T>() + item * pairs[k].cells());
     }
+    const InRange<T> copies(x, xs, &y, ys, 1);
     multiply_trains(team, pairs, x, y, z);
   }
 }

@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _native
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
-from tensorjax._cores.scaling import factors_in_range
+from tensorjax._cores.scaling import factors_in_program, factors_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, Train, TTMatrix
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
@@ -40,7 +40,12 @@ _ROW, _PART_OF_ROW = 3.5, 0.25
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(x, y, hadamard_core, type(x))
+    return _pairwise(*_in_range(x, y), hadamard_core, type(x))
+
+
+def _in_range(x: Any, y: Any, terms: int = 1) -> tuple[Any, Any]:
+    """Scales the second factor of a product in a program where products of cores may overflow."""
+    return x, type(y)._unchecked(tuple(factors_in_program(x.cores, y.cores, terms)))
 
 
 def _train_product(x: TT, y: TT) -> TT:
@@ -56,7 +61,7 @@ def _train_product(x: TT, y: TT) -> TT:
 
 
 def _by_xla(x: TT, y: TT) -> TT:
-    return _pairwise(x, y, hadamard_core, TT)
+    return _pairwise(*_in_range(x, y), hadamard_core, TT)
 
 
 def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
@@ -83,10 +88,12 @@ def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) ->
 
 def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), multiply, kind)
+    return _matrix_product(a.astype(dtype), b.astype(dtype), multiply, kind)
 
 
-_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _matrix_product(a: TTMatrix, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
+    return _pairwise(*_in_range(a, b, max(a.col_shape)), multiply, kind)
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
@@ -100,8 +107,8 @@ def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
 def product(x: Any, y: Any, kind: str, known_dtype: Any = None) -> Any:
     """Computes an exact product of tensor trains by NumPy or C++; None if XLA is better.
 
-    By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
-    out of range stay here. ``known_dtype`` is that of all cores, where the caller knows it.
+    By NumPy, or by one call of C++. Those with products out of range stay here: programs that scale
+    them take longer to compile. ``known_dtype`` is that of all cores, where the caller knows it.
     """
     cores = (*x.cores, *y.cores)
     dtype, same = common_dtype(cores) if known_dtype is None else (known_dtype, True)

@@ -63,15 +63,14 @@ def hadamard(
       >>> tt.hadamard(two + two, two + two, rank=1).ranks
       (1, 1, 1)
 
-    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. Large real
+    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. Real
     products are written by compiled code in programs for a single CPU device. The first exact
     products of one shape of concrete trains on a CPU (ten small ones, three large ones) are
     NumPy's, with nothing compiled, and later ones one call of compiled code; so are those of
     `matvec` and `matmul` but for long sums over modes, which are NumPy's or a program's: others sum
-    in another order and may differ by roundoff. Of
-    concrete trains on a CPU the cores are scaled by powers of two where a product of cores would
-    leave the range of the dtype; under a transformation and on other devices bring the trains into
-    range first (`normalize`).
+    in another order and may differ by roundoff. The
+    cores of one factor are scaled by powers of two where a product of cores would leave the range
+    of the dtype, here and in `matvec` and `matmul`.
     """
     if tol is None and rank is None and is_known("hadamard", x, y):
         return _product_kernels.in_one_call(x, y, "hadamard")
