@@ -55,6 +55,8 @@ MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 22, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
+# The same of complex trains, whose rows C++ multiplies and adds up one by one.
+MOST_COMPLEX = 2**19
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -398,14 +400,16 @@ modest_sums = Condition(
     "a BLAS makes them in no more time than a program, and the cores have been read already",
     CORE_BENCH + "shapes",
 )
-few_single = Condition(
-    f"float64, or at most {power(MOST_SINGLE)} multiplications, or cores whose squares leave the "
-    "range of the dtype",
+few_products = Condition(
+    f"float64, or at most {power(MOST_SINGLE)} multiplications, of complex numbers "
+    f"{power(MOST_COMPLEX)}, or cores whose squares leave the range of the dtype",
     lambda arrays, facts: (
-        facts["dtype"] == np.float64 or facts["products"]() <= MOST_SINGLE or not facts["tame"]()
+        facts["dtype"] == np.float64
+        or facts["products"]() <= (MOST_COMPLEX if facts["dtype"].kind == "c" else MOST_SINGLE)
+        or not facts["tame"]()
     ),
-    "C++ computes in double precision, of which a processor does half as much; programs do not "
-    "look at the sizes of all cores",
+    "C++ computes in double precision, of which a processor does half as much, and complex numbers "
+    "row by row; programs do not look at the sizes of all cores",
     CORE_BENCH + "shapes",
 )
 

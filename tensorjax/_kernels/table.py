@@ -96,7 +96,7 @@ def _product(*conditions: Condition) -> Row:
 
 _OVERLAP: Row = {
     CALL: (
-        Candidate(CPP, (c.real_dtype, *_ONE_CALL[1:-1], c.few_single, c.built)),
+        Candidate(CPP, (*_ONE_CALL[:-1], c.few_products, c.built)),
         Candidate(NUMPY, _FIRST_CALLS),
         Candidate(PROGRAM),
     ),

@@ -55,9 +55,9 @@ def inner(x: Train, y: Train) -> jax.Array:
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
-    large ones) are NumPy's, with nothing compiled; later ones of real trains are one call of these
-    sweeps, float32 in double precision, and may differ by roundoff; long ones of float32, and those
-    of complex trains, are programs.
+    large ones) are NumPy's, with nothing compiled; later ones are one call of C++, in double
+    precision whatever the dtype, and may differ by roundoff; long ones of float32 or of complex
+    trains are programs.
     """
     if is_known("inner", x, y):
         return _held(_inner_product_kernels.in_one_call(cast(TT, x), cast(TT, y)), x, y)
