@@ -48,6 +48,8 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
+# Elements of all cores up to which trains are rounded by QR and SVD, in few calls of NumPy.
+SMALL_TRAIN = 2**15
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
 # one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
 # program makes larger ones.
@@ -275,6 +277,15 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 )
 def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
+
+
+@condition(
+    f"at most {power(SMALL_TRAIN)} elements in all cores",
+    "calls of NumPy are what small trains cost: QR and SVD are two a core, Gram matrices ten",
+    CORE_BENCH + "shapes",
+)
+def small_train(arrays: Arrays, facts: Facts) -> bool:
+    return sum([c.size for c in arrays]) <= SMALL_TRAIN
 
 
 @condition("two modes or more", "one mode has no bond")

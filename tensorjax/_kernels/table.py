@@ -115,6 +115,9 @@ TABLE: dict[str, Row] = {
     # Rounding.
     "tt.round(tol=)": _call(c.in_cpu_memory),
     "tt.round(tol=), one call": _host(c.real, c.several),
+    "tt.round(tol=), few calls": {
+        HOST: (Candidate(SMALL, (c.of_gram, c.several, c.small_train)), Candidate(NUMPY)),
+    },
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
