@@ -70,6 +70,7 @@ Blocks& blocks() {
 constexpr double kWorth = 4e6;  // multiplications that outweigh the start of a thread
 
 int threads_for(double work) {
+  if (work < 2 * kWorth) return 1;  // small calls take no longer than to ask the system for its CPUs
   int cpus = static_cast<int>(std::thread::hardware_concurrency());
 #ifdef __linux__
   cpu_set_t allowed;

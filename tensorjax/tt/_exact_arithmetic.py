@@ -25,7 +25,7 @@ from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
-from tensorjax._kernels.train_signatures import remember
+from tensorjax._kernels.train_signatures import is_known, remember
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import Scalar
@@ -74,11 +74,18 @@ def add(x: Train, y: Train) -> Train:
 
     Source: Oseledets (2011), section 4.1.
     """
+    if is_known("add", x, y):
+        return type(x)._unchecked(_add_cores(type(x), x.cores, y.cores))
     x, y = broadcast_aligned(x, y)
-    return _add(x, y)
+    remember("add", x, y)
+    return type(x)._unchecked(_add_cores(type(x), x.cores, y.cores))
 
 
-@jax.jit
+@jax.jit(static_argnums=0)  # of tuples, which are flattened in C, as trains are not
+def _add_cores(kind: Any, xs: Any, ys: Any) -> tuple[Any, ...]:
+    return _add(kind._unchecked(xs), kind._unchecked(ys)).cores
+
+
 def _add(x: Any, y: Any) -> Any:
     if isinstance(x, TT):
         return TT._unchecked(tuple(added(x.cores, y.cores)))
