@@ -144,6 +144,7 @@ TABLE: dict[str, Row] = {
     # Numbers.
     "tt.inner": _OVERLAP,
     "tt.norm": _OVERLAP,
+    "tt.inner, derivative": _call(*_FIRST_CALLS, c.one_dtype),
     "tt.log_norm": _call(c.on_one_cpu),
     "tt.bilinear_form": _call(*_FIRST_CALLS),
     "tt.pairwise_inner": _call(first_calls.first_calls),
@@ -221,6 +222,7 @@ REMARKS: dict[str, str] = {
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.add": "and operators, tt.concatenate",
     "tt.norm": "in programs tt.log_norm and tt.normalize too",
+    "tt.inner, derivative": "and tt.norm, where tangents alone are traced",
     "tt.log_norm": "and tt.normalize",
     "tt.pad": "and tucker.pad",
     "tt.linear_combination(rank=)": "and tt.hadamard, tt.matvec, tt.matmul with rank=",
