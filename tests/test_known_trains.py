@@ -1,10 +1,12 @@
 """Calls whose kernel is known from calls before, and memory that results share with the host."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -63,8 +65,7 @@ def test_calls_that_are_known_agree_with_the_first_ones(name: str, seed: int) ->
     eps = float(np.finfo(DTYPES[seed % 4]).eps)
     for later in found[1:]:
         np.testing.assert_allclose(later, found[0], rtol=1e3 * eps, atol=1e3 * eps)
-    served = not _native.status() and (name != "inner" or seed % 4 < 2)
-    assert bool(train_signatures._known) == served
+    assert bool(train_signatures._known) == (not _native.status())
     # Nothing of it is used where values are traced, nor where shapes differ.
     traced = jax.jit(lambda x, y, a, b: call(x, y, a, b))(*operands)
     np.testing.assert_allclose(dense(traced), found[0], rtol=1e3 * eps, atol=1e3 * eps)
@@ -111,7 +112,69 @@ def test_entries_of_few_indices(seed: int) -> None:
         tt.evaluate(x, ids[:2])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES[2:])
+def test_complex_overlaps_stay_in_range(dtype: Any) -> None:
+    """Cores of opposite sizes, whose products leave the range of the dtype and come back."""
+    rng = np.random.default_rng(11)
+    high = float(np.finfo(dtype).max) ** 0.9
+    first_calls.forget_first_calls()
+    for factors in ((1, 1, 1, 1), (high, 1 / high, high, 1 / high), (1 / high, 1, 1, high)):
+        base = [cores(rng, [(3,)] * 4, dtype) for _ in range(2)]
+        x, y = (tt.TT([c * f for c, f in zip(b, factors, strict=True)]) for b in base)
+        (p, q), eps = (tt.TT(b) for b in base), float(np.finfo(dtype).eps)
+        size = float(tt.norm(p) * tt.norm(q))
+        for _ in range(12):
+            np.testing.assert_allclose(tt.norm(x), np.linalg.norm(dense(p)), rtol=200 * eps)
+        for _ in range(12):
+            expected = np.vdot(dense(p), dense(q))
+            # Factors of y cancel within y, those of x within x.
+            np.testing.assert_allclose(tt.inner(x, y), expected, atol=200 * eps * size)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_eager_gradients_are_those_of_programs(seed: int) -> None:
+    """And compile a sum of products, neither the inner product nor its derivative."""
+    x, y, *_ = given(seed)
+    first_calls.forget_first_calls()
+    real: Any = lambda f: lambda *t: f(*t).real  # noqa: E731
+    calls = ((tt.inner, (x, y), 0), (tt.inner, (x, y), 1), (tt.inner, (x, x), (0, 1)),
+             (tt.norm, (x,), 0), (tt.norm, (tt.zeros((2, 3), x.dtype),), 0))  # fmt: skip
+    eps = float(np.finfo(x.dtype).eps)
+    for f, operands, place in calls:
+        with jax.log_compiles(), _logged() as names:
+            found = jax.grad(real(f), place)(*operands)
+        assert not [n for n in names if n.endswith((f"jit({f.__name__})", f"jit(_{f.__name__})"))]
+        expected = jax.jit(jax.grad(real(f), place))(*operands)
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        for a, b in pairs:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            most = float(np.abs(b).max(initial=0)) + eps
+            np.testing.assert_allclose(a, b, rtol=1e3 * eps, atol=1e3 * eps * most)
+    moved = jax.jvp(tt.inner, (x, y), (y, x))[1]
+    np.testing.assert_allclose(moved, jax.jit(lambda: jax.jvp(tt.inner, (x, y), (y, x))[1])(),
+                               rtol=1e3 * eps, atol=1e3 * eps)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Names of the programs that are compiled meanwhile."""
+    names: list[str] = []
+
+    class Names(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if text.startswith("Finished XLA compilation of "):
+                names.append(text.split(" of ")[1].split(" in ")[0])
+
+    handler, logger = Names(), logging.getLogger("jax")
+    logger.addHandler(handler)
+    try:
+        yield names
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rounding_by_one_call_keeps_tolerance_and_range(dtype: Any) -> None:
     rng = np.random.default_rng(3)
     high = float(np.finfo(dtype).max) ** 0.5

@@ -142,11 +142,6 @@ def real(arrays: Arrays, facts: Facts) -> bool:
     return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
 
 
-@condition("float32 or float64", "C++ is written for real numbers")
-def real_dtype(arrays: Arrays, facts: Facts) -> bool:
-    return facts["dtype"] in _REAL
-
-
 @condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].dtype in accepted_arrays.GRAM_DTYPES

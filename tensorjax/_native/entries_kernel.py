@@ -66,4 +66,4 @@ def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
 
 def in_one_piece(cores: Sequence[np.ndarray]) -> bool:
     """Whether the kernel for entries of a tensor train can read NumPy cores where they are."""
-    return all([c.flags.carray or (c.flags.c_contiguous and c.flags.aligned) for c in cores])
+    return all(c.flags.c_contiguous and c.flags.aligned for c in cores)

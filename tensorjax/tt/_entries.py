@@ -20,9 +20,9 @@ from tensorjax._cores.scaling import NORM_NEAR, norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
-from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.choice import choose_alike, choose_kernel
 from tensorjax._kernels.table import CPP, HOST, NUMPY
-from tensorjax._kernels.train_signatures import Signature, signature
+from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static, planned
 from tensorjax._transfer import on_device
@@ -100,19 +100,12 @@ def _at_once(t: Any, indices: Any) -> jax.Array | None:
     shape = indices.shape
     if len(shape) != 2 or shape[1] != len(known.shapes) or indices.dtype != np.int64:
         return None
-    if _native.status() or not _is_served_at_once(known, shape[0]):
+    if choose_alike("tt.evaluate, entries", HOST, known, shape[0]) is not CPP:
         return None
     try:
         return on_device([_by_cpp(t, indices)])[0]
     except ValueError:  # an index out of range, or another dtype: `evaluate` says which
         return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_served_at_once(known: Signature, batch: int) -> bool:
-    cores = [jax.ShapeDtypeStruct(shape, known.dtype) for shape in known.shapes]
-    facts = {"shapes": known.shapes, "batch": batch}
-    return choose_kernel("tt.evaluate, entries", cores, HOST, **facts) is CPP
 
 
 @jax.jit

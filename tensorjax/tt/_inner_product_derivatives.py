@@ -1,7 +1,7 @@
 """Derivatives of inner products and norms of trains, on the host where their cores are concrete.
 
-XLA takes a second to compile the derivative of a chain of a dozen products, and does so anew for all
-shapes. Where only tangents are traced, as by `jax.grad` outside of `jax.jit`, NumPy computes the
+XLA takes a second to compile the derivative of a chain of a dozen products, anew for all shapes.
+Where only tangents are traced, as by `jax.grad` outside of `jax.jit`, NumPy computes the
 gradient with respect to all cores, and what is compiled is one sum of products with tangents.
 """
 
@@ -15,9 +15,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores.contractions import absorb, times_right
-from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.overlaps import bond_overlap, right_overlap
 from tensorjax._cores.scaling import norms_near_one
-from tensorjax._cores.unfoldings import Cores, wide
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -104,7 +104,7 @@ def _gradients(x: TT, y: TT, dtype: Any) -> tuple[Scaled, list[Scaled], list[Sca
             before.append(_carried(bond_overlap(a, absorb(before[-1][0], b)), before[-1][1]))
         for a, b in zip(reversed(xs), reversed(ys), strict=True):
             image = times_right(b, after[-1][0].T)
-            after.append(_carried(linalg.matmul(wide(a.conj()), wide(image).T), after[-1][1]))
+            after.append(_carried(right_overlap(a, image), after[-1][1]))
         shift, left, right = sum(p) + sum(q), [], []
         for k, (a, b) in enumerate(zip(xs, ys, strict=True)):
             (m, e), (n, f) = before[k], after[len(xs) - 1 - k]
@@ -132,9 +132,7 @@ def _constant(value: Any) -> jax.Array:
 
 def _filled(t: TT) -> TT:
     """Fills a tangent train with zeros where it does not move."""
-    cores = [
-        np.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c for c in t.cores
-    ]
+    cores = [np.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c for c in t.cores]
     return TT._unchecked(tuple(cores))
 
 

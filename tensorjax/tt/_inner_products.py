@@ -84,7 +84,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
     return linalg.scaled(*_inner_product_kernels.overlap(conj(x), y))
 
 
-_inner_by_rule = differentiable_inner(_inner)
+_inner_by_rule = differentiable_inner(lambda x, y: _inner(x, y))
 
 
 @placed
@@ -135,7 +135,7 @@ def _norm(x: TT) -> jax.Array:
     return jnp.ldexp(root, half)
 
 
-_norm_by_rule = differentiable_norm(_norm)
+_norm_by_rule = differentiable_norm(lambda x: _norm(x))
 
 
 @placed

@@ -242,7 +242,9 @@ def _at_once(t: Any, tol: Any) -> Any:
     if known.kind is TTMatrix:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     found = None
-    if one_call and by_gram:  # which looks at the range; None where Gram matrices are too inaccurate
+    if (
+        one_call and by_gram
+    ):  # which looks at the range; None where Gram matrices are too inaccurate
         found = _native.gram_round(cores, share, _most_of(known.dtype))
     if small and not found:
         found = _by_few_calls(cores, share)
