@@ -127,7 +127,8 @@ def small_svd_round(cores: Cores, share: float) -> Cores:
     for core in cores[:0:-1]:
         seen = tall(core) @ factors[-1] if factors else tall(core)
         # Without conjugates: of (core F)ᵀ = Q R the factor is Rᵀ, and no Q is formed.
-        factors.append(np.linalg.qr(seen.reshape(len(core), -1).T, mode="r").T)
+        r: Any = np.linalg.qr(seen.reshape(len(core), -1).T, mode="r")
+        factors.append(r.T)
     out, core, tail = [], cores[0], 0.0
     for k, f in enumerate(reversed(factors)):
         matrix = tall(core)

@@ -46,7 +46,7 @@ def call(name: str, *arguments: int | float | np.ndarray | Address) -> int:
     """
     kinds = tuple(map(type, arguments))
     function = _function(name, kinds)
-    pairs = zip(kinds, arguments, strict=True)
+    pairs: Any = zip(kinds, arguments, strict=True)
     found = function(*[address(x) if kind is np.ndarray else x for kind, x in pairs])
     if found == _NO_MEMORY:
         raise MemoryError(name)

@@ -5,7 +5,7 @@ Where only tangents are traced, as by `jax.grad` outside of `jax.jit`, NumPy com
 gradient with respect to all cores, and what is compiled is one sum of products with tangents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -72,7 +72,7 @@ def differentiable_norm(program: Callable[[TT], Any]) -> Callable[[TT], Any]:
     return rule
 
 
-def _served_by_numpy(kind: str, cores: Cores) -> Any:
+def _served_by_numpy(kind: str, cores: Sequence[Any]) -> Any:
     """Returns the common dtype of cores whose derivative NumPy computes; None if XLA does."""
     dtype, same = common_dtype(cores)
     shapes = tuple([c.shape for c in cores])
@@ -99,7 +99,8 @@ def _gradients(x: TT, y: TT, dtype: Any) -> tuple[Scaled, list[Scaled], list[Sca
         if x is not y:
             ys, q = zip(*[_near_one(c) for c in on_host(y.cores, double)], strict=True)
         one: Scaled = (np.ones((1, 1), double), 0)
-        before, after = [one], [one]
+        before: list[Scaled] = [one]
+        after: list[Scaled] = [one]
         for a, b in zip(xs, ys, strict=True):
             before.append(_carried(bond_overlap(a, absorb(before[-1][0], b)), before[-1][1]))
         for a, b in zip(reversed(xs), reversed(ys), strict=True):

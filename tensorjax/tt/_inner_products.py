@@ -70,7 +70,8 @@ def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
     value = _inner_product_kernels.inner_on_host(cast(TT, x), cast(TT, y))
     if value is None:
-        value = (_inner_by_rule if _check.is_traced(x, y) else _inner)(x, y)
+        program = _inner_by_rule if _check.is_traced(x, y) else _inner
+        value = program(cast(TT, x), cast(TT, y))
     return _held(value, x, y)
 
 
