@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions, entry_costs, first_calls
+from tensorjax._kernels import choice, conditions, entry_costs, first_calls
 from tensorjax._kernels.conditions import Condition
 from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
@@ -442,12 +442,14 @@ def forced(operation: str, stage: Any, kernel: Any) -> Iterator[None]:
     row = TABLE[operation]
     kept = row[stage]
     row[stage] = (next(c for c in kept if c.kernel is kernel)._replace(conditions=()),)
+    choice._chosen_alike.cache_clear()
     if stage is not CALL:
         jax.clear_caches()
     try:
         yield
     finally:
         row[stage] = kept
+        choice._chosen_alike.cache_clear()
         if stage is not CALL:
             jax.clear_caches()
 
@@ -494,6 +496,8 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.to_dense": lambda g: tt.to_dense(g.x),
     "tt.round(rank=)": lambda g: tt.round(g.twice, rank=2),
     "tt.round(tol=), one call": lambda g: tt.round(g.twice, tol=1e-3),
+    "tt.round(tol=), few calls": lambda g: tt.round(g.twice, tol=1e-3),
+    "tt.inner, derivative": lambda g: jax.grad(lambda x: tt.inner(x, g.y).real)(g.x),
     "tt.round(tol=), Gram sweep": lambda g: tt.round(g.twice, tol=1e-3, method="gram"),
     "tt.round(tol=), Gram factor": lambda g: tt.linear_combination(
         [g.x, g.x], tol=1e-3, method="gram"

@@ -50,6 +50,8 @@ SMALL_ARRAY = 2**16
 SMALL_MODES, SIDES = 2**18, 64
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
+# Elements of all cores up to which trains are rounded by QR and SVD, in few calls of NumPy.
+SMALL_TRAIN = 2**15
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
 # one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
 # program makes larger ones.
@@ -57,6 +59,8 @@ MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 22, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
+# The same of complex trains, whose rows C++ multiplies and adds up one by one.
+MOST_COMPLEX = 2**19
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -176,11 +180,6 @@ def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
 def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = [c.dtype for c in arrays]  # counted: to hash them takes longer
     return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
-
-
-@condition("float32 or float64", "C++ is written for real numbers")
-def real_dtype(arrays: Arrays, facts: Facts) -> bool:
-    return facts["dtype"] in _REAL
 
 
 @condition("single or double precision, real or complex", "C++ is written for these types")
@@ -316,6 +315,15 @@ def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
 
 
+@condition(
+    f"at most {power(SMALL_TRAIN)} elements in all cores",
+    "calls of NumPy are what small trains cost: QR and SVD are two a core, Gram matrices ten",
+    CORE_BENCH + "shapes",
+)
+def small_train(arrays: Arrays, facts: Facts) -> bool:
+    return sum([c.size for c in arrays]) <= SMALL_TRAIN
+
+
 @condition("two modes or more", "one mode has no bond")
 def several_modes(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim > 1
@@ -448,14 +456,16 @@ modest_sums = Condition(
     "a BLAS makes them in no more time than a program, and the cores have been read already",
     CORE_BENCH + "shapes",
 )
-few_single = Condition(
-    f"float64, or at most {power(MOST_SINGLE)} multiplications, or cores whose squares leave the "
-    "range of the dtype",
+few_products = Condition(
+    f"float64, or at most {power(MOST_SINGLE)} multiplications, of complex numbers "
+    f"{power(MOST_COMPLEX)}, or cores whose squares leave the range of the dtype",
     lambda arrays, facts: (
-        facts["dtype"] == np.float64 or facts["products"]() <= MOST_SINGLE or not facts["tame"]()
+        facts["dtype"] == np.float64
+        or facts["products"]() <= (MOST_COMPLEX if facts["dtype"].kind == "c" else MOST_SINGLE)
+        or not facts["tame"]()
     ),
-    "C++ computes in double precision, of which a processor does half as much; programs do not "
-    "look at the sizes of all cores",
+    "C++ computes in double precision, of which a processor does half as much, and complex numbers "
+    "row by row; programs do not look at the sizes of all cores",
     CORE_BENCH + "shapes",
 )
 

@@ -20,7 +20,7 @@ from tensorjax._cores.scaling import NORM_NEAR, norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
-from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.choice import choose_alike, choose_kernel
 from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed
@@ -91,14 +91,13 @@ def _at_once(t: Any, indices: Any) -> jax.Array | None:
     known = signature(t)
     if known is None or known.kind is not TT or type(indices) is not np.ndarray:
         return None
-    (*batch, last), count = indices.shape or (0,), len(known.shapes)
-    if len(batch) != 1 or last != count or indices.dtype != np.int64:
+    shape = indices.shape
+    if len(shape) != 2 or shape[1] != len(known.shapes) or indices.dtype != np.int64:
         return None
-    facts = {"shapes": known.shapes, "batch": batch[0]}
-    if choose_kernel("tt.evaluate, entries", t.cores, HOST, **facts) is not CPP:
+    if choose_alike("tt.evaluate, entries", HOST, known, shape[0]) is not CPP:
         return None
     try:
-        return on_device([entries(t, indices, ())])[0]
+        return on_device([_by_cpp(t, indices)])[0]
     except ValueError:  # an index out of range, or another dtype: `evaluate` says which
         return None
 

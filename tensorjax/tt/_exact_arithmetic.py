@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from tensorjax._cores.products import added
 from tensorjax._formats.arithmetic_operators import multiplied
 from tensorjax._formats.trains import TT, Train, TTMatrix, known
+from tensorjax._kernels.train_signatures import is_known, remember
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import broadcast_aligned
@@ -50,11 +51,18 @@ def add(x: Train, y: Train) -> Train:
 
     Source: Oseledets (2011), section 4.1.
     """
+    if is_known("add", x, y):
+        return type(x)._unchecked(_add_cores(type(x), x.cores, y.cores))
     x, y = broadcast_aligned(x, y)
-    return _add(x, y)
+    remember("add", x, y)
+    return type(x)._unchecked(_add_cores(type(x), x.cores, y.cores))
 
 
-@jax.jit
+@jax.jit(static_argnums=0)  # of tuples, which are flattened in C, as trains are not
+def _add_cores(kind: Any, xs: Any, ys: Any) -> tuple[Any, ...]:
+    return _add(kind._unchecked(xs), kind._unchecked(ys)).cores
+
+
 def _add(x: Any, y: Any) -> Any:
     if isinstance(x, TT):
         return TT._unchecked(tuple(added(x.cores, y.cores)))
