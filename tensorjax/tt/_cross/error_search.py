@@ -13,7 +13,7 @@ import numpy as np
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.held_out_error import HeldOut
-from tensorjax.tt._cross.jumps import edges
+from tensorjax.tt._cross.jumps import Digits, along, edges
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.train_entries import Sampler
 
@@ -24,6 +24,8 @@ _NEAR, _LEAST_NEAR, _MOST_NEAR = 10, 100, 500
 # found, one in _SMOOTH_EDGES if the train is not smooth beside any, or _LEAST_EDGES.
 _LINES, _FEW_LINES = 1000, 100
 _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
+# Most entries at edges from which these are followed to the next ones.
+_FOLLOWED = 2000
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
@@ -148,6 +150,12 @@ class GlobalSearch:
             new = new[: max(_LEAST_EDGES, self._oracle.evaluations // part)]
         return out[np.append(np.flatnonzero(known), new)]
 
+    def along(self, cores: Cores, points: np.ndarray, least: float) -> np.ndarray:
+        """Finds multi-indices at jumps of a train of `cross`, next to others that are at jumps."""
+        points = self._rng.permutation(points)[:_FOLLOWED]
+        sizes = np.array(self._oracle.shape[: points.shape[1]])
+        return np.unique(along(cores, points, sizes, least, self._rng), axis=0)
+
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.
 
@@ -169,10 +177,11 @@ class GlobalSearch:
             number = self._rng.permutation(len(left[k - 1]) * sizes[k - 1])[:most_rows]
             parent, index = np.divmod(number, sizes[k - 1])
             rows = np.column_stack([left[k - 1][parent], index])
+            digits = Digits(sizes[k:modes])
             for word in range(words):
-                same = np.full((len(rows), modes - k), word)
-                ends = same if word < 2 else self._ends(len(rows), k, modes)
-                parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
+                same = np.full((len(rows), len(digits.sizes)), word)
+                ends = same if word < 2 else self._ends(*same.shape)
+                parts.append(np.column_stack([rows, digits.join(ends * (digits.sizes - 1))]))
         out = np.unique(np.concatenate(parts), axis=0)
         # Two for each multi-index of the left sets, if not many.
         most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
@@ -181,12 +190,12 @@ class GlobalSearch:
         new = self._rng.permutation(np.flatnonzero(~known))[:most]
         return out[np.append(np.flatnonzero(known), new)]
 
-    def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
+    def _ends(self, count: int, digits: int) -> np.ndarray:
         """Draws 0/1 patterns that select corners of a tensor, to search for errors there."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
-        place = np.arange(first, modes)
-        switch = self._rng.integers(first, 2 * modes - first, count)[:, None]
+        place = np.arange(digits)
+        switch = self._rng.integers(0, 2 * digits, count)[:, None]
         ends = np.take_along_axis(words, place % period, axis=1)
         return np.where(place >= switch, 1 - ends, ends)
 
