@@ -156,7 +156,11 @@ def along(
 
 
 def _beside(
-    train: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
+    train: Callable[[np.ndarray], np.ndarray],
+    low: np.ndarray,
+    high: np.ndarray,
+    line: np.ndarray,
+    sizes: np.ndarray,
 ) -> np.ndarray:
     """Computes a tensor train's change one step beyond pairs of entries that it jumps between.
 

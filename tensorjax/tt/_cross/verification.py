@@ -300,9 +300,9 @@ class Verification:
         ones, of which bisection meets few: from the edges found, steps to neighbours go on along
         the curve until they meet nothing new.
         """
-        fit, oracle, sets = self._fit, self._fit.oracle, self._fit.sets
+        oracle, sets = self._fit.oracle, self._fit.sets
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=True)
-        most = min(oracle.evaluations + _ALONG * oracle.evaluations, oracle.evaluations + oracle.left)
+        most = (1 + _ALONG) * oracle.evaluations
         seen = edges
         for _ in range(_STEPS):
             if not len(edges) or oracle.evaluations >= most:
