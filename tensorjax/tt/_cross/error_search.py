@@ -32,6 +32,9 @@ _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Modes up to this size may be digits, whose first and last ones say where in a box a corner is; of
 # longer ones, fewer corners are looked at.
 _DIGITS = 4
+# Modes up to this size may be fused of digits of several coordinates. Edges are followed on digits
+# only: elsewhere functions that jump have low ranks, and a fit costs less than following would.
+_FUSED = 8
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -67,6 +70,11 @@ class GlobalSearch:
     def coarseness(self) -> int:
         """Ratio of the longest mode to a digit's, by which searches for errors are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
+
+    @property
+    def fine(self) -> bool:
+        """Whether all modes may be digits, so that `cross` follows edges cell by cell."""
+        return max(self._oracle.shape) <= _FUSED
 
     @property
     def a_climb(self) -> int:

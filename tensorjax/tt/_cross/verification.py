@@ -291,7 +291,7 @@ class Verification:
             if self._many and self._wrong_at_edges(cores):
                 self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
                 return True
-        return self._many and self._wrong_along_edges(cores)
+        return self._many and self._search.fine and self._wrong_along_edges(cores)
 
     def _wrong_along_edges(self, cores: Cores) -> bool:
         """Verifies a train of `cross` all along the edges that it has; True if wrong there.
