@@ -32,9 +32,9 @@ _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Modes up to this size may be digits, whose first and last ones say where in a box a corner is; of
 # longer ones, fewer corners are looked at.
 _DIGITS = 4
-# Modes up to this size may be fused of digits of several coordinates. Edges are followed on digits
-# only: elsewhere functions that jump have low ranks, and a fit costs less than following would.
-_FUSED = 8
+# Binary digits of up to three coordinates, fused or not. Edges are followed on these only: elsewhere
+# functions that jump have low ranks, and a fit costs less than following would.
+_BINARY = (2, 4, 8)
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -73,8 +73,8 @@ class GlobalSearch:
 
     @property
     def fine(self) -> bool:
-        """Whether all modes may be digits, so that `cross` follows edges cell by cell."""
-        return max(self._oracle.shape) <= _FUSED
+        """Whether all modes may be binary digits, so that `cross` follows edges cell by cell."""
+        return all(n in _BINARY for n in self._oracle.shape[: self._held.index.shape[1]])
 
     @property
     def a_climb(self) -> int:
