@@ -32,8 +32,8 @@ _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Modes up to this size may be digits, whose first and last ones say where in a box a corner is; of
 # longer ones, fewer corners are looked at.
 _DIGITS = 4
-# Binary digits of up to three coordinates, fused or not. Edges are followed on these only: elsewhere
-# functions that jump have low ranks, and a fit costs less than following would.
+# Binary digits of up to three coordinates, fused or not. Edges are followed on these only:
+# elsewhere functions that jump have low ranks, and a fit costs less than following would.
 _BINARY = (2, 4, 8)
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
