@@ -63,6 +63,7 @@ def cpp_or_xla(
     *operands: Any,
     static: tuple[Any, ...] = (),
     results: Sequence[jax.ShapeDtypeStruct],
+    batched: bool = True,
 ) -> list[Any]:
     """Computes an operation by the kernel chosen as the program is lowered: C++ or XLA.
 
@@ -74,6 +75,7 @@ def cpp_or_xla(
       cpp: for programs for CPUs, of one device where the table says so.
       static: hashable arguments of both that come first.
       results: shapes and dtypes of the leaves that both return.
+      batched: whether one call of ``cpp`` takes a batch of `jax.vmap`; else ``xla`` does.
     """
     alone = TABLE[operation][TRACE][0].one_device
-    return on_cpu(cpp, xla, *operands, static=static, results=results, alone=alone)
+    return on_cpu(cpp, xla, *operands, static=static, results=results, alone=alone, batched=batched)

@@ -137,8 +137,8 @@ TABLE: dict[str, Row] = {
     # Sums and products.
     "tt.add": _trace(c.of_gram, one_device=True),
     "tt.hadamard": _product() | _trace(c.real, one_device=True),
-    "tt.matvec": _product(c.modest_sums),
-    "tt.matmul": _product(),
+    "tt.matvec": _product(c.modest_sums) | _trace(c.of_gram, c.few_sums, one_device=True),
+    "tt.matmul": _product() | _trace(c.of_gram, c.few_sums, one_device=True),
     "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
     "tt.pinv": _call(c.on_one_cpu, c.rest_concrete),
     "tt.matvec(rank=)": _trace(

@@ -3,8 +3,8 @@
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply`, `add` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
-`tensorjax.nn`; `exact_product` and `overlap` serve concrete trains; `gram_round`, `tt_svd`,
-`entries` and the passes serve the host.
+`tensorjax.nn`; `overlap` serves concrete trains, `exact_product` no batches; `gram_round`,
+`tt_svd`, `entries` and the passes serve the host.
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
 source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
 other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
@@ -21,6 +21,7 @@ from tensorjax._native.matrix_kernels import gram, pivoted_cholesky, project, sk
 from tensorjax._native.sums_and_products import (
     add,
     exact_product,
+    exact_product_shapes,
     inner,
     multiply,
     overlap,
@@ -36,6 +37,7 @@ __all__ = [
     "basis_columns",
     "entries",
     "exact_product",
+    "exact_product_shapes",
     "gram",
     "gram_round",
     "in_one_piece",

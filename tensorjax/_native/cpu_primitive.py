@@ -29,6 +29,7 @@ class _Choice(NamedTuple):
       operands: structure of the others.
       results: shapes and dtypes of what both return, without axes of batches.
       alone: whether ``native`` serves programs of one device only.
+      batched: whether ``native`` serves batches.
       batches: of every `jax.vmap`, from the innermost on: for each operand whether it has the axis,
         which then is its first one; and the size.
     """
@@ -39,6 +40,7 @@ class _Choice(NamedTuple):
     operands: Any
     results: tuple[Any, ...]
     alone: bool
+    batched: bool = True
     batches: tuple[tuple[tuple[bool, ...], Any], ...] = ()
 
 
@@ -49,6 +51,7 @@ def on_cpu(
     static: tuple[Any, ...] = (),
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
+    batched: bool = True,
 ) -> list[Any]:
     """Binds a JAX primitive that is lowered to a kernel on CPUs, and to XLA operations elsewhere.
 
@@ -65,6 +68,7 @@ def on_cpu(
       results: shapes and dtypes of the leaves that both return.
       alone: for ``native`` that XLA could not split over several devices; ``otherwise`` then serves
         programs for more than one, but for what `jax.shard_map` gives each of them.
+      batched: for ``native`` that takes a batch in one call; else ``otherwise`` serves batches.
 
     Returns:
       The leaves of what is returned.
@@ -73,7 +77,7 @@ def on_cpu(
     if alone and any(map(_is_placed, leaves)):
         return jax.tree.leaves(otherwise(*static, *operands))
     shapes = tuple((r.shape, jnp.dtype(r.dtype)) for r in results)
-    choice = _Choice(native, otherwise, static, tree, shapes, alone)
+    choice = _Choice(native, otherwise, static, tree, shapes, alone, batched)
     return _choice_p.bind(*_varying_alike(leaves), choice=choice)
 
 
@@ -112,7 +116,8 @@ def _batched(leaves: Sequence[Any], axes: Sequence[Any], *, choice: _Choice) -> 
 
 
 def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
-    function = choice.native if _calls(context, choice.alone) else choice.otherwise
+    is_native = _calls(context, choice.alone) and (choice.batched or not choice.batches)
+    function = choice.native if is_native else choice.otherwise
 
     def flat(*leaves: Any) -> list[Any]:
         operands = jax.tree.unflatten(choice.operands, leaves)

@@ -1,6 +1,7 @@
 """C++ kernels of sums, inner products and entry-wise products of tensor trains."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -86,12 +87,17 @@ def exact_product(xs: Sequence[jax.Array], ys: Sequence[jax.Array], sums: bool) 
       ys: cores of y, of the same dtype; with ``sums`` (r, n, s) or (r, n, k, s).
       sums: over columns and rows, as for matrices; else the product is entry by entry.
     """
-    shapes = [
-        jax.ShapeDtypeStruct(_product_shape(x.shape, y.shape, sums), x.dtype)
-        for x, y in zip(xs, ys, strict=True)
-    ]
+    shapes = exact_product_shapes(xs, ys, sums)
     call = jax.ffi.ffi_call("tensorjax_product", shapes, vmap_method="sequential")
     return list(call(*xs, *ys, sums=np.int64(sums)))
+
+
+def exact_product_shapes(
+    xs: Sequence[Any], ys: Sequence[Any], sums: bool
+) -> list[jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of the cores of `exact_product`."""
+    pairs = zip(xs, ys, strict=True)
+    return [jax.ShapeDtypeStruct(_product_shape(x.shape, y.shape, sums), x.dtype) for x, y in pairs]
 
 
 def _product_shape(x: Sequence[int], y: Sequence[int], sums: bool) -> tuple[int, ...]:

@@ -86,14 +86,41 @@ def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) ->
     return kind._unchecked(tuple(multiply(a, b) for a, b in pairs))
 
 
-def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
+@jax.jit(static_argnums=2)
+def exact_matrix_product(a: TTMatrix, b: Any, name: str) -> Any:
+    """Multiplies a TT-matrix with a train, by ``name`` "matvec", or a TT-matrix, in a program."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _matrix_product(a.astype(dtype), b.astype(dtype), multiply, kind)
+    a, b = a.astype(dtype), b.astype(dtype)
+    cores = (*a.cores, *b.cores)
+    shapes = tuple([c.shape for c in cores])
+    facts = {
+        "dtype": np.dtype(dtype),
+        "sum_time": lambda: predicted_sum_time(name, shapes, np.dtype(dtype)),
+    }
+    chosen = choose_kernel(f"tt.{name}", cores, TRACE, **facts)
+    return (_either_matrix_product if chosen is CPP else _matrix_product_by_xla)(name, a, b)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _matrix_product(a: TTMatrix, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
+def _matrix_product_by_xla(name: str, a: TTMatrix, b: Any) -> Any:
+    multiply, kind = _PRODUCTS[name], TTMatrix if name == "matmul" else TT
     return _pairwise(*_in_range(a, b, max(a.col_shape)), multiply, kind)
+
+
+def _matrix_product_by_cpp(name: str, a: TTMatrix, b: Any) -> list[jax.Array]:
+    return _native.exact_product(a.cores, b.cores, sums=True)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _either_matrix_product(name: str, a: TTMatrix, b: Any) -> Any:
+    kernels = f"tt.{name}", _matrix_product_by_cpp, _matrix_product_by_xla
+    results = _native.exact_product_shapes(a.cores, b.cores, sums=True)
+    cores = cpp_or_xla(*kernels, a, b, static=(name,), results=results, batched=False)
+    return type(b)._unchecked(tuple(cores))
+
+
+@_either_matrix_product.defjvp
+def _either_matrix_product_jvp(name: str, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(functools.partial(_matrix_product_by_xla, name), primals, tangents)
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._formats.arithmetic_operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, Train, TTMatrix, known, single
 from tensorjax._kernels.train_signatures import is_known
@@ -17,7 +16,7 @@ from tensorjax.tt import _product_kernels
 from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._exact_arithmetic import add, scale
 from tensorjax.tt._folding import fold, unfold
-from tensorjax.tt._product_kernels import exact_hadamard, exact_product
+from tensorjax.tt._product_kernels import exact_hadamard, exact_matrix_product
 from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
@@ -132,7 +131,7 @@ def matvec(
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
         done = _product_kernels.product(a, x, "matvec")
-        return exact_product(a, x, matvec_core, TT) if done is None else done
+        return exact_matrix_product(a, x, "matvec") if done is None else done
     return rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
@@ -179,7 +178,7 @@ def matmul(
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
         done = _product_kernels.product(a, b, "matmul")
-        return exact_product(a, b, matmul_core, TTMatrix) if done is None else done
+        return exact_matrix_product(a, b, "matmul") if done is None else done
     return unfold(rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 
