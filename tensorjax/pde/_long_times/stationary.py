@@ -43,8 +43,8 @@ _LOOKED, _LEAST = 0.5, 1e-9
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
 GRID = 30.0
 # Error of the density over the norm of its highest modes on Fourier axes along which the drift is
-# not affine: what products spread from the jump at the ends is damped slowly. Chosen on wells in one
-# dimension and limit cycles in two, on 40 to 80 points.
+# not affine: what products spread from the jump at the ends is damped slowly. Chosen on wells in
+# one dimension and limit cycles in two, on 40 to 80 points.
 _AMPLIFIED = 5.0
 # Points at which a drift is looked at, and what its second differences count as roundoff, relative.
 _LOOKS, _STRAIGHT = 100, 1e-9
@@ -136,9 +136,10 @@ def stationary(
         counts.
       accuracy: error, relative to the norm of p, that the points and the box may leave: estimated
         axis by axis as by `integrate`, from the norm of the highest modes on Fourier axes, and five
-        times that where the drift along the axis is not affine in it. The estimate may be wrong by a factor of some; a larger one makes the result "less
-        accurate than asked", with the axis and the points to take. Values of a closed form have no
-        such error. None: 10 ``tol``; Inf: nothing is said.
+        times that where the drift along the axis is not affine in it. The estimate may be wrong by
+        a factor of some; a larger one makes the result "less accurate than asked", with the axis
+        and the points to take. Values of a closed form have no such error. None: 10 ``tol``; Inf:
+        nothing is said.
 
     Returns:
       `Stationary`.
