@@ -131,11 +131,13 @@ def _train(rng: np.random.Generator, modes: Any, dtype: Any) -> list[np.ndarray]
 
 
 def an_overlap(rng: np.random.Generator) -> Call:
-    order, dtype = int(rng.integers(1, 6)), rng.choice(["float32", "float64"])
+    kinds = ["float32", "float64", "complex64", "complex128"]
+    order, dtype = int(rng.integers(1, 6)), rng.choice(kinds)
     modes = rng.integers(1, 7, order).tolist()
     trains = [cores(rng, modes, bonds(rng, order, 18), dtype) for _ in range(rng.integers(1, 3))]
     sizes = {"order": np.int64(order), "root": np.int64(len(trains) == 1)}
-    return Call("tensorjax_overlap", [c for t in trains for c in t], [((), dtype)], **sizes)
+    result = np.finfo(dtype).dtype if len(trains) == 1 else dtype
+    return Call("tensorjax_overlap", [c for t in trains for c in t], [((), result)], **sizes)
 
 
 def a_sum(rng: np.random.Generator) -> Call:

@@ -17,14 +17,14 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions, entry_costs, first_calls
-from tensorjax._kernels.condition_type import Condition
+from tensorjax._kernels import choice, conditions, entry_costs, first_calls
+from tensorjax._kernels.conditions import Condition
 from tensorjax._kernels.printed_table import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense_and_tt
 from tensorjax.sketch import _apply
-from tensorjax.tt import _entries, _exact_arithmetic, _inner_products, _products
+from tensorjax.tt import _entries, _inner_products, _product_kernels, _products
 from tensorjax.tt import _inner_product_kernels as inners
 from tensorjax.tt._arrays import mode_products, reshaping
 from tensorjax.tt._rounding import round as rounding
@@ -249,15 +249,15 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
-        (_exact_arithmetic._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
+        (_product_kernels._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
     ),
     "tt.matvec": (
         lambda g: tt.matvec(g.a, g.x),
-        (_exact_arithmetic._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
+        (_product_kernels._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
     ),
     "tt.matmul": (
         lambda g: tt.matmul(tt.transpose(g.a), g.a),
-        (_exact_arithmetic._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
+        (_product_kernels._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
@@ -345,7 +345,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
     with monkeypatch.context() as patch:
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
-        wrap("C++", _exact_arithmetic, "_product_in_one_call")
+        wrap("C++", _product_kernels, "_product_in_one_call")
         wrap("C++", inners, "_overlap_in_one_call")
         yield seen
 
@@ -442,12 +442,14 @@ def forced(operation: str, stage: Any, kernel: Any) -> Iterator[None]:
     row = TABLE[operation]
     kept = row[stage]
     row[stage] = (next(c for c in kept if c.kernel is kernel)._replace(conditions=()),)
+    choice._chosen_alike.cache_clear()
     if stage is not CALL:
         jax.clear_caches()
     try:
         yield
     finally:
         row[stage] = kept
+        choice._chosen_alike.cache_clear()
         if stage is not CALL:
             jax.clear_caches()
 
@@ -494,6 +496,8 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.to_dense": lambda g: tt.to_dense(g.x),
     "tt.round(rank=)": lambda g: tt.round(g.twice, rank=2),
     "tt.round(tol=), one call": lambda g: tt.round(g.twice, tol=1e-3),
+    "tt.round(tol=), few calls": lambda g: tt.round(g.twice, tol=1e-3),
+    "tt.inner, derivative": lambda g: jax.grad(lambda x: tt.inner(x, g.y).real)(g.x),
     "tt.round(tol=), Gram sweep": lambda g: tt.round(g.twice, tol=1e-3, method="gram"),
     "tt.round(tol=), Gram factor": lambda g: tt.linear_combination(
         [g.x, g.x], tol=1e-3, method="gram"

@@ -1,10 +1,12 @@
 """Calls whose kernel is known from calls before, and memory that results share with the host."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -63,8 +65,7 @@ def test_calls_that_are_known_agree_with_the_first_ones(name: str, seed: int) ->
     eps = float(np.finfo(DTYPES[seed % 4]).eps)
     for later in found[1:]:
         np.testing.assert_allclose(later, found[0], rtol=1e3 * eps, atol=1e3 * eps)
-    served = not _native.status() and (name != "inner" or seed % 4 < 2)
-    assert bool(train_signatures._known) == served
+    assert bool(train_signatures._known) == (not _native.status())
     # Nothing of it is used where values are traced, nor where shapes differ.
     traced = jax.jit(lambda x, y, a, b: call(x, y, a, b))(*operands)
     np.testing.assert_allclose(dense(traced), found[0], rtol=1e3 * eps, atol=1e3 * eps)
@@ -111,7 +112,98 @@ def test_entries_of_few_indices(seed: int) -> None:
         tt.evaluate(x, ids[:2])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES[2:])
+def test_complex_overlaps_stay_in_range(dtype: Any) -> None:
+    """Cores of opposite sizes, whose products leave the range of the dtype and come back."""
+    rng = np.random.default_rng(11)
+    high = float(np.finfo(dtype).max) ** 0.9
+    first_calls.forget_first_calls()
+    for factors in ((high, 1 / high, high, 1 / high),):
+        base = [cores(rng, [(3,)] * 4, dtype) for _ in range(2)]
+        x, y = (tt.TT([c * f for c, f in zip(b, factors, strict=True)]) for b in base)
+        (p, q), eps = (tt.TT(b) for b in base), float(np.finfo(dtype).eps)
+        size = float(tt.norm(p) * tt.norm(q))
+        for _ in range(12):
+            np.testing.assert_allclose(tt.norm(x), np.linalg.norm(dense(p)), rtol=200 * eps)
+        for _ in range(12):
+            expected = np.vdot(dense(p), dense(q))
+            # Factors of y cancel within y, those of x within x.
+            np.testing.assert_allclose(tt.inner(x, y), expected, atol=200 * eps * size)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 4))]
+)
+def test_eager_gradients_are_those_of_linear_forms(seed: int) -> None:
+    """And compile a sum of products, neither the inner product nor its derivative."""
+    x, y, *_ = given(seed)
+    rng, eps = np.random.default_rng(seed), float(np.finfo(x.dtype).eps)
+    first_calls.forget_first_calls()
+
+    def swapped(t: tt.TT, k: int, core: Any) -> tt.TT:
+        return tt.TT([core if i == k else c for i, c in enumerate(t.cores)])
+
+    size = float(tt.norm(x))
+    inner: Any = lambda a, b: tt.inner(a, b).real  # noqa: E731
+    cases: tuple[Any, ...] = (
+        (inner, (x, y), 0, lambda k, c: tt.inner(swapped(x, k, c), y)),
+        (inner, (x, y), 1, lambda k, c: tt.inner(x, swapped(y, k, c))),
+        (tt.norm, (x,), 0, lambda k, c: tt.inner(swapped(x, k, c), x) / size),
+    )
+    for f, operands, place, form in cases:
+        with jax.log_compiles(), _logged() as names:
+            found = jax.grad(f, place)(*operands)
+        assert not {"jit(_inner)", "jit(_norm)"} & set(names)
+        for k, (g, core) in enumerate(zip(found.cores, operands[place].cores, strict=True)):
+            assert (g.dtype, g.shape) == (core.dtype, core.shape)
+            phase = 1 + 1j if g.dtype.kind == "c" else 1
+            move = jnp.asarray(phase * rng.standard_normal(g.shape), g.dtype)
+            along = np.sum(np.asarray(g) * np.asarray(move)).real
+            most = 1 + float(np.linalg.norm(g) * np.linalg.norm(move))
+            np.testing.assert_allclose(along, form(k, move).real, atol=1e3 * eps * most)
+    zero = jax.grad(tt.norm)(tt.zeros((2, 3), x.dtype))
+    assert not any(c.any() for c in zero.cores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_eager_derivatives_are_those_of_programs(seed: int) -> None:
+    x, y, *_ = given(seed)
+    eps = float(np.finfo(x.dtype).eps)
+    cases: tuple[Any, ...] = (
+        lambda a, b: jax.grad(lambda s, t: tt.inner(s, t).real, (0, 1))(a, b),
+        lambda a, b: jax.grad(lambda s: tt.inner(s, s).real)(a),
+        lambda a, b: jax.grad(tt.norm)(a),
+        lambda a, b: jax.jvp(tt.inner, (a, b), (a, b)),
+    )
+    for case in cases:
+        pairs = zip(jax.tree.leaves(case(x, y)), jax.tree.leaves(jax.jit(case)(x, y)), strict=True)
+        for a, b in pairs:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            most = float(np.abs(b).max(initial=0)) + eps
+            np.testing.assert_allclose(a, b, rtol=1e3 * eps, atol=1e3 * eps * most)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Names of the programs that are compiled meanwhile."""
+    names: list[str] = []
+
+    class Names(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if text.startswith("Finished XLA compilation of "):
+                names.append(text.split(" of ")[1].split(" in ")[0])
+
+    handler, logger = Names(), logging.getLogger("jax")
+    logger.addHandler(handler)
+    try:
+        yield names
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rounding_by_one_call_keeps_tolerance_and_range(dtype: Any) -> None:
     rng = np.random.default_rng(3)
     high = float(np.finfo(dtype).max) ** 0.5

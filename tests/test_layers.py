@@ -5,7 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -240,8 +240,11 @@ def is_product(node: ast.AST) -> bool:
     return at or called(node) == "matmul"
 
 
-def is_unfolding(node: ast.AST) -> bool:
-    """Whether an expression is a core merged to a matrix, perhaps transposed or conjugated."""
+def is_unfolding(node: ast.AST, names: Collection[str] = ()) -> bool:
+    """Whether an expression is a core merged to a matrix, perhaps transposed or conjugated.
+
+    Or one of the variables `names`, which hold such matrices.
+    """
     while True:
         if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
             node = node.value
@@ -250,36 +253,71 @@ def is_unfolding(node: ast.AST) -> bool:
         elif isinstance(node, ast.Attribute) and node.attr == "conj":
             node = node.value
         else:
-            return called(node) in UNFOLDINGS
+            return called(node) in UNFOLDINGS or getattr(node, "id", None) in names
 
 
-def contractions(source: str) -> list[int]:
+def contractions(source: str, *, follow: bool = False) -> list[int]:
     """Lines that contract arrays of more than two axes by hand.
 
     By `tensordot` or `einsum` of NumPy or JAX, by a matrix product whose factor is an unfolding, or
-    whose result is folded again.
+    whose result is folded again: in one expression or, to `follow`, by way of variables too.
     """
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    found = set(written_out(tree, (), ()))
+    for function in ast.walk(tree) if follow else ():
+        if isinstance(function, ast.FunctionDef):
+            assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
+            named = [
+                (t.id, n.value) for n in assigned for t in n.targets if isinstance(t, ast.Name)
+            ]
+            unfoldings = {name for name, value in named if is_unfolding(value)}
+            products = {name for name, value in named if is_product(value)}
+            found.update(written_out(function, unfoldings, products))
+    return sorted(found)
+
+
+def written_out(
+    tree: ast.AST, unfoldings: Collection[str], products: Collection[str]
+) -> Iterator[int]:
+    """Yields the lines of `contractions`; the variables hold unfoldings, and matrix products."""
+    for node in ast.walk(tree):
         factors = getattr(node, "args", [getattr(node, "left", None), getattr(node, "right", None)])
         owner = getattr(getattr(getattr(node, "func", None), "value", None), "id", "")
         if called(node) in ("tensordot", "einsum") and owner in ("np", "jnp", "xp"):
-            found.add(node.lineno)
-        if is_product(node) and any(is_unfolding(f) for f in factors if f is not None):
-            found.add(node.lineno)
+            yield node.lineno
+        if is_product(node) and any(is_unfolding(f, unfoldings) for f in factors if f is not None):
+            yield node.lineno
         if called(node) == "reshape" and isinstance(node.func, ast.Attribute):
             inner = node.func.value
             while called(inner) in ("reshape", "transpose", "swapaxes"):
                 inner = inner.func.value
-            if is_product(inner):
-                found.add(node.lineno)
-    return sorted(found)
+            if is_product(inner) or getattr(inner, "id", None) in products:
+                yield node.lineno
+
+
+# Modules that multiply matrices which are reshaped arrays, and no contraction of a core: bases in
+# a decomposition of an unfolding, vectors of a local problem, rows of samples or of a batch.
+MATRICES = {
+    "convert._disentangler_iterations", "convert._disentangler_search", "parallel._collectives",
+    "pde._generators.tangent_normal_factors", "pde._stepping.low_moments", "sketch._apply",
+    "sketch._train_input", "tt._completion.als", "tt._eigen.dmrg_sweeps",
+    "tt._eigen.local_problems", "tt._eigen.lowest_pairs_search", "tt._linear.amen",
+    "tt._linear.amen_local_systems", "tt._tt_svd.small_arrays", "tt._tt_svd.tt_svd_on_host",
+    "tt.quantics.grids", "tucker._core_and_factors", "tucker._decompositions.hosvd",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", modules(), ids=module_name)
 def test_cores_are_contracted_in_one_room(path: Path) -> None:
     if path.relative_to(ROOT / "tensorjax").parts[0] not in ARITHMETIC:
-        assert contractions(path.read_text()) == []
+        follow = module_name(path).removeprefix("tensorjax.") not in MATRICES
+        assert contractions(path.read_text(), follow=follow) == []
+
+
+def test_modules_that_multiply_matrices_do_so() -> None:
+    """An exception that no module needs any more goes."""
+    sources = {module_name(p).removeprefix("tensorjax."): p.read_text() for p in modules()}
+    assert not [name for name in MATRICES if not contractions(sources[name], follow=True)]
 
 
 @pytest.mark.parametrize(
@@ -298,3 +336,21 @@ def test_cores_are_contracted_in_one_room(path: Path) -> None:
 )
 def test_contractions_by_hand_are_found(source: str, found: bool) -> None:
     assert bool(contractions(source)) is found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("m = core.reshape(-1, s)\n    return m @ x", True),
+        ("m = core.reshape(r, -1)\n    return linalg.matmul(g, m.conj().T)", True),
+        ("m = a @ b\n    return m.reshape(r, n, s)", True),
+        ("m = absorb(g, core)\n    return m.reshape(r, -1)", False),
+        ("m = a @ b\n    return m + core.reshape(r, -1)", False),
+    ],
+)
+@pytest.mark.parametrize("module", ["pde._problems.reactions", "convert._tt_to_mera", "nn._specs"])
+def test_contractions_by_way_of_variables_are_found(module: str, body: str, found: bool) -> None:
+    """Planted in a module of each kind."""
+    path = ROOT / "tensorjax" / f"{module.replace('.', '/')}.py"
+    planted = f"{path.read_text()}\n\ndef planted(a, b, core, g, n, r, s, x):\n    {body}\n"
+    assert bool(contractions(planted, follow=True)) is found

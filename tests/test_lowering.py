@@ -390,7 +390,6 @@ def test_every_public_function_has_a_case_or_a_reason() -> None:
 @pytest.fixture(autouse=True)
 def many_numbers_or_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code takes what is small too."""
-    monkeypatch.setattr(conditions, "LARGE_RESULT", 1)
     monkeypatch.setattr(conditions, "LARGE_INPUT", 1)
 
 

@@ -190,6 +190,35 @@ def test_a_loss_that_depends_on_how_a_batch_is_cut_is_refused(
         trainer.step(batch)
 
 
+@pytest.mark.parametrize("marked", ["weights", "padded", "targets", "zero"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_mean_of_rows_that_count_is_refused_before_rows_are_padded(
+    rng: np.random.Generator, marked: str, guarded: bool
+) -> None:
+    """The rows that are looked at may all count, as in a first batch without padding."""
+
+    def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+        counted = {
+            "weights": lambda: batch["weights"],
+            "padded": lambda: ~batch["padded"],
+            "targets": lambda: batch["targets"] != -100,
+            "zero": lambda: batch["targets"] != 0,
+        }[marked]()
+        w = counted.astype(x.dtype)
+        rows = jnp.sum((x @ params[0] - batch["y"]) ** 2, axis=1)
+        return (w * rows).sum() / (jnp.maximum(w.sum(), 1) if guarded else w.sum())
+
+    ends = int(rng.integers(5, 9))  # padding at the end, or none
+    batch = padded(rng, "none") | {
+        "weights": (np.arange(8) < ends).astype(float),
+        "padded": np.arange(8) >= ends,
+        "targets": np.where(np.arange(8) < ends, 7, -100 if marked == "targets" else 0),
+    }
+    trainer = offload.Trainer(layers(last), params(rng), optax.sgd(0.1), microbatches=2)
+    with trainer, pytest.raises(ValueError, match="mean loss of the rows"):
+        trainer.step(batch)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("weight", [1 / 3, 7e4, 3e7])
 def test_a_weight_that_the_dtype_of_the_loss_has_not(dtype: str, weight: float) -> None:

@@ -11,11 +11,11 @@ import scipy.sparse
 from tensorjax import pde, tt
 from tensorjax.pde._generators import (
     canonical_form,
-    generator_inputs,
+    inputs_and_motion,
     tangent_normal_factors,
 )
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators.generator_inputs import Setting
+from tensorjax.pde._generators.inputs_and_motion import Setting
 
 BOXES = {
     "fourier": lambda d: pde.Box.fourier(d, [5, 6, 7, 5][:d], 1.5),
@@ -317,7 +317,7 @@ def test_the_gauge_holds_means_and_variances(kind: str):
             w = tt.linear_combination(terms, [1.0, *[h] * (len(terms) - 1)], tol=1e-12)
             setting = Setting(w, right, box, 1e-8)
             form = setting.form(setting.point, 1e-8)
-            out.append(generator_inputs.spread(setting.point, setting.modes, form.family, box))
+            out.append(inputs_and_motion.spread(setting.point, setting.modes, form.family, box))
         rates = [
             np.max(np.abs(a - b)) / (2 * step)
             for a, b in (
@@ -673,7 +673,7 @@ def test_operators_of_many_matrices_give_the_form_of_factored_ones(rng, monkeypa
     right = pde.RightSide(box, pde.Coefficients(diffusion=np.eye(3)), others)
     forms = []
     for wide in (0, 10**6):
-        monkeypatch.setattr(generator_inputs, "_WIDE", wide)
+        monkeypatch.setattr(inputs_and_motion, "_WIDE", wide)
         setting = Setting(v, right, box, 1e-6)
         assert bool(setting.terms.wide) == (wide == 0)
         forms.append(setting.form(setting.point, 1e-6, measure=True))

@@ -567,6 +567,50 @@ def test_products_of_ordinary_cores_are_the_same_to_the_last_digit(rng):
         assert (np.asarray(c) == exact).all()
 
 
+# Under a transformation nothing can be refused: exact operations that multiply cores with cores.
+EXACT = PRODUCTS | {
+    "tensordot": lambda x, y, a: tt.tensordot(x, y, ([1, 3], [1, 3])),
+    "permute": lambda x, y, a: tt.permute(x, (1, 0, 3, 2)),
+    "reshape": lambda x, y, a: tt.reshape(x, (x.shape[0] * x.shape[1], -1)),
+}
+
+
+@pytest.mark.parametrize("manner", [jax.jit, pytest.param(jax.vmap, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("hadamard", "tensordot") else pytest.param(n, marks=pytest.mark.slow)
+        for n in EXACT
+    ],
+)
+def test_exact_operations_of_cores_far_from_one_under_transformations(rng, name, manner):
+    for dtype in (np.float32, jnp.complex64)[: 1 if manner is jax.jit else 2]:
+        plain, sized, _ = drawn(rng, dtype, 100)
+        if manner is jax.vmap:
+            plain, sized = (jax.tree.map(lambda c: c[None], given) for given in (plain, sized))
+        f = manner(lambda x, y, a: tt.normalize(EXACT[name](x, y, a)))
+        wanted, found = f(*plain), f(*sized)
+        if manner is jax.vmap:
+            wanted, found = (jax.tree.map(lambda c: c[0], t) for t in (wanted, found))
+        assert near(found, wanted, dtype, slack=1000)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_with_a_core_of_zeros_are_zero_at_any_size(rng, dtype):
+    x = [jnp.asarray(c) for c in cores(rng, (2,) * 4, 2, dtype)]
+    power = dtype(10.0) ** (0.75 * np.log10(np.finfo(dtype).max))
+    place = int(rng.integers(4))
+    x = tt.TT([c * (0 if k == place else power) for k, c in enumerate(x)])
+    full = tt.TT([c if c.any() else c + power for c in x.cores])
+    for f in (
+        tt.hadamard,
+        jax.jit(tt.hadamard),
+        jax.jit(lambda a, b: tt.matvec(tt.diagonal_matrix(a), b)),
+    ):
+        for other in (x, full):
+            assert not np.asarray(tt.to_dense(f(x, other))).any()
+
+
 SLOPES = {
     "evaluate": lambda x, y: tt.evaluate(x, EVERY).real.sum(),
     "contract_modes": lambda x, y: tt.contract_modes(x, ones(x, 0, 1, 2, 3)),

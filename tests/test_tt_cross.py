@@ -756,6 +756,55 @@ def test_jumps_are_found_to_the_cell(seed):
     assert info.evaluations < 60_000
 
 
+def drawn_triangle(rng, points):
+    """Indicator of a triangle (points, points)."""
+    corners = (np.arange(3) / 3 + rng.uniform(0, 0.2, 3)) * 2 * np.pi
+    at = 0.5 + rng.uniform(0.2, 0.45, (3, 1)) * np.stack([np.cos(corners), np.sin(corners)], 1)
+
+    def f(index):
+        x = (index[:, None] + 0.5) / points - at
+        side = np.roll(at, -1, axis=0) - at
+        return (side[:, 0] * x[:, :, 1] > side[:, 1] * x[:, :, 0]).all(axis=1) * 1.0
+
+    return f
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_polygons_in_fused_digits_are_exact_in_nearly_all_cells(seed):
+    """Digits of both coordinates in one mode: 12 to 60 cells at the sides were left wrong."""
+    grid = tt.quantics_grid([0.0] * 2, [1.0] * 2, 10, fused=True)
+    f = drawn_triangle(np.random.default_rng([47, seed]), 1024)
+    call = lambda i: f(grid.index(i))  # noqa: E731
+    t, info = tt.cross(call, grid.shape, tol=1e-3, key=jax.random.key(seed))
+    assert info.status in ("converged", "unseen")
+    assert info.evaluations < 200_000  # of 1 048 576
+    index = np.indices(grid.shape).reshape(10, -1).T
+    exact = call(index)
+    assert error(tt.evaluate(t, index), exact) <= 3e-3 * norm(exact), info
+
+
+@pytest.mark.parametrize("base", [2, 4])
+def test_edges_of_a_train_are_followed(base):
+    """From one cell at a step along digits of two coordinates, to most cells at it."""
+    bits = 6
+    grid = tt.quantics_grid([0.0] * 2, [1.0] * 2, bits, fused=base == 4)
+    index = np.indices(grid.shape).reshape(len(grid.shape), -1).T
+    sum_above = grid.index(index).sum(axis=1) >= 70
+    cores = [
+        np.asarray(c) for c in tt.from_dense(sum_above.reshape(grid.shape) * 1.0, tol=1e-12).cores
+    ]
+    found, rng = grid.digits(np.array([[35, 35]])), np.random.default_rng(0)
+    sizes = np.array(grid.shape)
+    for _ in range(25):
+        found = np.unique(
+            np.concatenate([found, jumps.along(cores, found, sizes, 0.5, rng)]), axis=0
+        )
+    at = grid.index(found).sum(axis=1)
+    beside = np.isin(at, (69, 70)).sum()
+    assert beside > 0.9 * np.isin(grid.index(index).sum(axis=1), (69, 70)).sum()
+
+
 @pytest.mark.parametrize("base", [2, 4])
 def test_edges_of_a_train_are_found_by_bisection(rng, base):
     """A step along digits, and the exact train of it: bisection ends on both sides of the step."""
@@ -1189,8 +1238,8 @@ def test_many_held_out_entries_take_few_products(seed, monkeypatch):
     ranks = [1, *(min(rank, 2**k, 2 ** (order - k)) for k in range(1, order)), 1]
     cores = [rng.standard_normal((a, 2, b)) for a, b in itertools.pairwise(ranks)]
     products = []
-    plain = train_entries._times_rows
-    monkeypatch.setattr(train_entries, "_times_rows", lambda *a: products.append(0) or plain(*a))
+    plain = train_entries.times_slices
+    monkeypatch.setattr(train_entries, "times_slices", lambda *a: products.append(0) or plain(*a))
     train_entries.entries(cores, rng.integers(0, 2, (number, order)))
     assert len(products) <= order // 4
 

@@ -8,12 +8,22 @@ import jax
 import numpy as np
 from jax import lax
 
-from tensorjax import contract
+from tensorjax import _blas_threads, contract
 from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.linalg._arrays import matmul
 
 _NUMPY = {np.ndarray}
+# Elements of core slices gathered at a time: they fit into the caches.
+_GATHER = 2**18
+# Slices of so many elements are not gathered where the gathered ones would have so many an index:
+# a product by groups of rows with one index costs as much.
+_LARGE_SLICE, _GROUPED = 2**8, 2**14
+# For mode sizes up to this, all slices are multiplied and one is picked, by one thread from so many
+# multiplications on: gathering costs more, and so do threads for so few columns.
+_FEW_SLICES, _ONE_THREAD = 4, 2**18
+# Rows per index from which on slices are laid out one after another before they are gathered.
+_AGAIN = 8
 
 
 def einsum(expression: str, *operands: Any) -> Any:
@@ -72,3 +82,38 @@ def times_axis(x: Any, matrix: Any, axis: int) -> Any:
 def weighted_sum(core: Any, weights: Any) -> Any:
     """Contracts a core (r, n, s) over its mode with weights (n,): a matrix (r, s)."""
     return matmul(weights, core)
+
+
+def times_slices(rows: np.ndarray, core: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Contracts each row vector (m, r) with the slice of a host core at the row's index: (m, s)."""
+    r, n, s = core.shape
+    count = len(index)
+    if count == 1:
+        return rows @ core[:, index[0]]
+    if r * s >= _LARGE_SLICE and count * r * s >= _GROUPED * n:
+        return _times_sorted_slices(rows, core, index)
+    if n <= _FEW_SLICES:
+        with _blas_threads.one_thread(rows.size * n * s >= _ONE_THREAD):
+            return absorb(rows, core)[np.arange(count), index]
+    slices = core.transpose(1, 0, 2)
+    if count >= _AGAIN * n:
+        slices = np.ascontiguousarray(slices)  # what is gathered lies together
+    step = max(1, _GATHER // (r * s))
+    if count <= step:
+        return np.matmul(rows[:, None], slices[index])[:, 0]
+    pieces = [slice(k, k + step) for k in range(0, count, step)]
+    return np.concatenate([np.matmul(rows[p, None], slices[index[p]])[:, 0] for p in pieces])
+
+
+def _times_sorted_slices(rows: np.ndarray, core: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Contracts rows with core slices as `times_slices`, by one matrix product per index."""
+    order = np.argsort(index, kind="stable")
+    ends = np.cumsum(np.bincount(index, minlength=core.shape[1]))
+    rows = rows[order]
+    out = np.empty((len(index), core.shape[2]), np.result_type(rows, core))
+    start = 0
+    for k, end in enumerate(ends):
+        if end > start:
+            out[order[start:end]] = rows[start:end] @ core[:, k]
+        start = end
+    return out

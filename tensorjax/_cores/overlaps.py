@@ -17,6 +17,11 @@ def bond_overlap(x: Any, y: Any) -> Any:
     return matmul(adjoint(tall(x)), tall(y))
 
 
+def right_overlap(x: Any, y: Any) -> Any:
+    """Computes the overlap of two cores, the first conjugated, over their modes and right bonds."""
+    return matmul(wide(x).conj(), wide(y).T)
+
+
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
     """Computes ‖x − y‖ of trains from cores, not from overlaps, as (m, e) with value m·2^e."""
     xp = np if is_host(xs[0]) else jnp

@@ -181,7 +181,7 @@ def evened(cores: Cores) -> tuple[Cores, int]:
 
 
 def evening(cores: Sequence[Any]) -> Any:
-    """Returns powers of two (…, d) that bring the JAX cores (…, r, n, s) of a train to one size.
+    """Returns powers of two (…, d) by which JAX cores (…, r, n, s) are scaled to one size.
 
     Their product is one. Of a train with a core of zeros all are 0.
     """
@@ -231,10 +231,71 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
         return ys
     # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
     wanted = [min(max(e, -(high // 2)), high // 2) for e in own]
-    shares = evenly(sum(own) - sum(wanted), len(ys))
+    # A product with a core of zeros is zero: the other cores only have to stay finite.
+    nonzero = all(c.any() for c in (*xs, *ys))
+    shares = evenly(sum(own) - sum(wanted) if nonzero else 0, len(ys))
     return [
         scaled(y, w + share - e) for y, w, share, e in zip(ys, wanted, shares, own, strict=True)
     ]
+
+
+def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> Cores:
+    """Scales a train's JAX cores by powers of two that cancel, as `factors_in_range` on the host.
+
+    Args:
+      xs: JAX cores of the one factor.
+      ys: those of the other, in the same dtype.
+      terms: products in the sums that are taken.
+    """
+    low, high = exponents_held(ys[0].dtype)
+    pairs = [(exponent_of(x), exponent_of(y)) for x, y in zip(xs, ys, strict=True)]
+    own = [settled(a + b) for a, b in pairs]
+    fits = _all_between(own, low, high - terms.bit_length())
+    zero = _any_zero([jnp.minimum(a, b) for a, b in pairs], high)
+    return _moved(ys, own, high // 2, fits, zero)
+
+
+def of_one_size(cores: Sequence[Any]) -> Cores:
+    """Scales a train's JAX cores by powers of two that cancel to one size, if any is far from one.
+
+    Products of neighbouring cores then stay in range where the tensor does.
+    """
+    high = exponents_held(cores[0].dtype)[1]
+    own = [settled(exponent_of(c)) for c in cores]
+    fits = _all_between(own, -(high // 4), high // 4)
+    return _moved(cores, own, 0, fits, _any_zero(own, high))
+
+
+def _any_zero(exponents: Sequence[Any], high: int) -> Any:
+    return (jnp.stack(exponents) == 2 - high).any()  # or subnormal
+
+
+def _all_between(exponents: Sequence[Any], low: int, high: int) -> Any:
+    together = jnp.stack(exponents)
+    return ((together >= low) & (together <= high)).all()
+
+
+def _moved(cores: Sequence[Any], own: Sequence[Any], most: int, stay: Any, zero: Any) -> Cores:
+    """Scales JAX cores of sizes 2^own to at most 2^±most and a share of what that takes away.
+
+    By powers of two whose product is one; all remain as they are where ``stay``. Of a tensor that
+    is ``zero``, as a core is, the other cores only have to stay finite: they take no share.
+    """
+    together = jnp.stack(own)
+    excess = (together - jnp.clip(together, -most, most)).sum(dtype=jnp.int32)
+    share, rest = jnp.divmod(jnp.where(zero, 0, excess), len(own))
+    # Scalars, the same for many cores, and no vector: XLA compiles loops that are alike once, but
+    # those with the places 0, 1, … of a vector in them one by one.
+    few = -(-len(own) // _FEW_CORES)  # the last cores take the remainder
+    more, last = jnp.divmod(rest, few)
+    stay, share, more, last = map(settled, (stay, share, more, last))
+    out: Cores = []
+    for k, (core, e) in enumerate(zip(cores, own, strict=True)):
+        move = jnp.clip(e, -most, most) - e + share
+        move = move + more if k >= len(own) - few else move
+        move = move + last if k == len(own) - 1 else move
+        out.append(scaled(core, jnp.where(stay, 0, move)))
+    return out
 
 
 def scaled_train(x: Cores, exponent: int) -> Cores:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tensorjax import linalg
@@ -67,7 +68,7 @@ def truncate_back(
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Truncates a left-orthogonal tensor train; also returns whether Gram matrices were too coarse.
+    """Truncates a left-orthogonal train by a sweep; tells whether Gram matrices were too coarse.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
@@ -109,3 +110,32 @@ def _svd_basis(rank: int | None, share: Any) -> Basis:
         return linalg.left_basis(matrix, rank=r, share=share, method="svd").u
 
     return basis
+
+
+def small_svd_round(cores: Cores, share: float) -> Cores:
+    """Rounds a small train of host cores as `svd_round`, to an energy share, by few calls of NumPy.
+
+    Args:
+      cores: (r_{k-1}, n_k, r_k) each, two or more, of one dtype, finite; products of their norms
+        near one, for nothing is scaled.
+      share: of the energy that may be discarded.
+
+    Returns:
+      The cores; the last one has the norm.
+    """
+    factors: Cores = []
+    for core in cores[:0:-1]:
+        seen = tall(core) @ factors[-1] if factors else tall(core)
+        # Without conjugates: of (core F)ᵀ = Q R the factor is Rᵀ, and no Q is formed.
+        r: Any = np.linalg.qr(seen.reshape(len(core), -1).T, mode="r")
+        factors.append(r.T)
+    out, core, tail = [], cores[0], 0.0
+    for k, f in enumerate(reversed(factors)):
+        matrix = tall(core)
+        u, w, _ = np.linalg.svd(matrix @ f, full_matrices=False)
+        energies = np.cumsum(np.square(w[::-1], dtype=np.float64))
+        tail = share * energies[-1] / len(factors) if k == 0 else tail
+        u = u[:, : max(len(w) - int(energies.searchsorted(tail, "right")), 1)]
+        out.append(u.reshape(*core.shape[:2], -1))
+        core = ((u.conj().T @ matrix) @ wide(cores[k + 1])).reshape(-1, *cores[k + 1].shape[1:])
+    return [*out, core]

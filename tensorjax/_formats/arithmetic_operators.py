@@ -413,7 +413,7 @@ def _over(a: Any, s: Any) -> Any:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Checks a tensor's ``astype``: TypeError unless floating, and complex if the tensor is.
+    """Checks, as arithmetic promotes, a format's ``astype``: to floating, from complex to complex.
 
     Args:
       advice: how to get at real numbers from complex ones.

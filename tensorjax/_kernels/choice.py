@@ -1,12 +1,15 @@
 """Choice of the kernel that computes a call, from a table of candidates with conditions."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from tensorjax._kernels.condition_type import Arrays
+from tensorjax import _native
+from tensorjax._kernels.conditions import Arrays
 from tensorjax._kernels.table import CALL, TABLE, TRACE, Kernel, Stage
+from tensorjax._kernels.train_signatures import Signature
 from tensorjax._native.cpu_primitive import on_cpu
 
 
@@ -26,6 +29,26 @@ def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: 
         else:
             return kernel
     raise LookupError(f"{operation}: no candidate without conditions at stage {stage.value}")
+
+
+def choose_alike(operation: str, stage: Stage, known: Signature, batch: int) -> Kernel:
+    """Chooses the kernel for a batch of entries of a train, once for all trains of its signature.
+
+    Args:
+      operation: a row of the table, whose conditions look at shapes and dtypes alone.
+      stage: at which the choice is made.
+      known: signature of the train.
+      batch: number of entries.
+    """
+    return _chosen_alike(operation, stage, known, batch, _native.status())
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen_alike(
+    operation: str, stage: Stage, known: Signature, batch: int, status: str
+) -> Kernel:
+    cores = [jax.ShapeDtypeStruct(shape, known.dtype) for shape in known.shapes]
+    return choose_kernel(operation, cores, stage, shapes=known.shapes, batch=batch)
 
 
 def is_cpp_default() -> bool:

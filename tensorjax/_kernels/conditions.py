@@ -5,8 +5,8 @@ has a name, by which the table prints it, a reason, and the source of its consta
 whose cases they were set by, on two cores of an AMD EPYC with AVX-512.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,10 +14,12 @@ from jax.core import Tracer
 
 from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._check import is_traced
-from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
 from tensorjax._kernels.entry_costs import ROWS_PER_INDEX, faster_one_by_one
 from tensorjax._native import accepted_arrays
 
+Arrays = Sequence[Any]
+Facts = Mapping[str, Any]
+CORE_BENCH = "python -m experiments run bench/core --only "
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 MATRIX = 2**10
@@ -31,8 +33,6 @@ FEW_ROWS, FEW_GAUSSIAN = 2**18, 2**20
 SMALL_BATCH = 2**16
 # Elements of the input from which on one pass in C++ is faster than XLA's products by groups.
 LARGE_INPUT = 2**18
-# Bytes of a product from which on fresh memory is what it costs: C++ asks for huge pages.
-LARGE_RESULT = 2**22
 # Bytes of the widest vector registers (AVX-512): shorter rows leave them partly empty.
 VECTOR = 64
 # Columns of a basis: LAPACK counts its workspaces in 32 bits. Above the second number, bases by
@@ -46,8 +46,12 @@ WIDE, MOST_ROWS = 2**14, 512
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
+# The same of an ST-HOSVD whose modes are no longer than the second number.
+SMALL_MODES, SIDES = 2**18, 64
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
+# Elements of all cores up to which trains are rounded by QR and SVD, in few calls of NumPy.
+SMALL_TRAIN = 2**15
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
 # one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
 # program makes larger ones.
@@ -55,10 +59,50 @@ MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 22, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
+# The same of complex trains, whose rows C++ multiplies and adds up one by one.
+MOST_COMPLEX = 2**19
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
 _REAL = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def power(n: int) -> str:
+    return f"2^{n.bit_length() - 1}"
+
+
+class Condition(NamedTuple):
+    """Condition of a kernel: a named predicate of a call, with its reason.
+
+    Attributes:
+      name: as the table prints it.
+      holds: the predicate, of arrays and facts.
+      reason: why the kernel serves only where it holds.
+      source: command that times both candidates at the constants, if there are any.
+      parts: conditions of which one must hold, if it is made of several.
+    """
+
+    name: str
+    holds: Callable[[Arrays, Facts], bool]
+    reason: str
+    source: str = ""
+    parts: tuple["Condition", ...] = ()
+
+
+def condition(
+    name: str, reason: str, source: str = ""
+) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
+    """Decorator factory that turns a predicate of a call into a `Condition` for kernels."""
+    return lambda holds: Condition(name, holds, reason, source)
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """Combines kernel conditions into one that holds if any of them does, asked in this order."""
+
+    def holds(arrays: Arrays, facts: Facts) -> bool:
+        return any(c.holds(arrays, facts) for c in conditions)
+
+    return Condition(", or ".join(c.name for c in conditions), holds, "", parts=conditions)
 
 
 # Where arrays are, and whether they have values.
@@ -138,11 +182,6 @@ def real(arrays: Arrays, facts: Facts) -> bool:
     return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
 
 
-@condition("float32 or float64", "C++ is written for real numbers")
-def real_dtype(arrays: Arrays, facts: Facts) -> bool:
-    return facts["dtype"] in _REAL
-
-
 @condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].dtype in accepted_arrays.GRAM_DTYPES
@@ -187,15 +226,6 @@ def columns_fit(arrays: Arrays, facts: Facts) -> bool:
         return False
     most = MOST_EXACT_COLUMNS if facts["exact"] else MOST_COLUMNS
     return max(_native.basis_columns(shape, ranks)) <= most
-
-
-@condition(
-    f"a result of {power(LARGE_RESULT)} bytes or more",
-    "C++ writes to huge pages; of smaller results XLA's program is as fast",
-    CORE_BENCH + "arithmetic",
-)
-def large_result(arrays: Arrays, facts: Facts) -> bool:
-    return facts["work"]() * arrays[0].dtype.itemsize >= LARGE_RESULT
 
 
 @condition(
@@ -267,12 +297,31 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
+    f"fewer than {power(SMALL_ARRAY)} elements; {power(SMALL_MODES)} of modes of at most {SIDES}",
+    "no choice of methods, as of small arrays; random sketches gain nothing of so short sides",
+    CORE_BENCH + "shapes",
+)
+def small_modes(arrays: Arrays, facts: Facts) -> bool:
+    x = arrays[0]
+    return x.size < (SMALL_MODES if max(x.shape, default=1) <= SIDES else SMALL_ARRAY)
+
+
+@condition(
     f"fewer than {power(MODEST_ARRAY)} elements",
     "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
     CORE_BENCH + "shapes",
 )
 def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
+
+
+@condition(
+    f"at most {power(SMALL_TRAIN)} elements in all cores",
+    "calls of NumPy are what small trains cost: QR and SVD are two a core, Gram matrices ten",
+    CORE_BENCH + "shapes",
+)
+def small_train(arrays: Arrays, facts: Facts) -> bool:
+    return sum([c.size for c in arrays]) <= SMALL_TRAIN
 
 
 @condition("two modes or more", "one mode has no bond")
@@ -287,6 +336,15 @@ def several_modes(arrays: Arrays, facts: Facts) -> bool:
 def gram_resolves(arrays: Arrays, facts: Facts) -> bool:
     share = facts["share"]
     return facts["method"] != "svd" and share is not None and share >= facts["floor"]()
+
+
+@condition(
+    "tol alone, above the error of Gram matrices",
+    "near it, C++ gives arrays back whose spectrum has no gap where it would cut",
+)
+def gram_may_resolve(arrays: Arrays, facts: Facts) -> bool:
+    share = facts["share"]
+    return facts["method"] != "svd" and share is not None and share >= facts["least"]()
 
 
 @condition(
@@ -350,7 +408,7 @@ one_product = Condition(
 out_of_range = Condition(
     "products of cores leave the range of the dtype",
     lambda arrays, facts: not facts["in_range"](),
-    "NumPy scales them first; programs do not look at the sizes of cores",
+    "NumPy scales them first; a program that does is slower to compile",
 )
 split_in_two = Condition(
     "a map of two modes or more, of rows that are not padded",
@@ -398,14 +456,16 @@ modest_sums = Condition(
     "a BLAS makes them in no more time than a program, and the cores have been read already",
     CORE_BENCH + "shapes",
 )
-few_single = Condition(
-    f"float64, or at most {power(MOST_SINGLE)} multiplications, or cores whose squares leave the "
-    "range of the dtype",
+few_products = Condition(
+    f"float64, or at most {power(MOST_SINGLE)} multiplications, of complex numbers "
+    f"{power(MOST_COMPLEX)}, or cores whose squares leave the range of the dtype",
     lambda arrays, facts: (
-        facts["dtype"] == np.float64 or facts["products"]() <= MOST_SINGLE or not facts["tame"]()
+        facts["dtype"] == np.float64
+        or facts["products"]() <= (MOST_COMPLEX if facts["dtype"].kind == "c" else MOST_SINGLE)
+        or not facts["tame"]()
     ),
-    "C++ computes in double precision, of which a processor does half as much; programs do not "
-    "look at the sizes of all cores",
+    "C++ computes in double precision, of which a processor does half as much, and complex numbers "
+    "row by row; programs do not look at the sizes of all cores",
     CORE_BENCH + "shapes",
 )
 
@@ -438,7 +498,7 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether arrays are concrete and the first is on a single CPU device."""
+    """Condition that arrays are concrete and the first of them is on a single CPU device."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):

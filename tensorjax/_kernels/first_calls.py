@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 import jax
 
-from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Facts, condition, power
+from tensorjax._kernels.conditions import CORE_BENCH, Arrays, Facts, condition, power
 from tensorjax._kernels.train_signatures import forget_pairs
 
 _MOST_KEYS = 4096

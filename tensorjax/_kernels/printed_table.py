@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from tensorjax import _native
-from tensorjax._kernels.condition_type import Condition
+from tensorjax._kernels.conditions import Condition
 from tensorjax._kernels.table import FIXED, REMARKS, TABLE, Candidate
 
 

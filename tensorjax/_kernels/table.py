@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tensorjax._kernels import conditions as c
 from tensorjax._kernels import first_calls
-from tensorjax._kernels.condition_type import Condition, any_of
+from tensorjax._kernels.conditions import Condition, any_of
 
 
 class Kernel(enum.StrEnum):
@@ -75,14 +75,18 @@ def _host(*conditions: Condition) -> Row:
 _SMALL_TT_SVD: Row = {
     HOST: (
         Candidate(
-            CPP, (c.modest_array, c.of_gram, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+            CPP,
+            (
+                *(c.modest_array, c.of_gram, c.not_empty, c.several_modes),
+                *(c.gram_may_resolve, c.built),
+            ),
         ),
         Candidate(SMALL, (c.small_array, c.gram_resolves)),
         Candidate(NUMPY),
     ),
 }
 _SMALL_HOSVD: Row = {
-    HOST: (Candidate(SMALL, (c.small_array, c.gram_resolves)), Candidate(NUMPY)),
+    HOST: (Candidate(SMALL, (c.small_modes, c.gram_resolves)), Candidate(NUMPY)),
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, first_calls.first_calls)
 _ONE_CALL = (c.of_gram, c.free_on_a_cpu, first_calls.later_calls, c.one_dtype, c.few_sums, c.built)
@@ -96,7 +100,7 @@ def _product(*conditions: Condition) -> Row:
 
 _OVERLAP: Row = {
     CALL: (
-        Candidate(CPP, (c.real_dtype, *_ONE_CALL[1:-1], c.few_single, c.built)),
+        Candidate(CPP, (*_ONE_CALL[:-1], c.few_products, c.built)),
         Candidate(NUMPY, _FIRST_CALLS),
         Candidate(PROGRAM),
     ),
@@ -115,6 +119,9 @@ TABLE: dict[str, Row] = {
     # Rounding.
     "tt.round(tol=)": _call(c.in_cpu_memory),
     "tt.round(tol=), one call": _host(c.real, c.several),
+    "tt.round(tol=), few calls": {
+        HOST: (Candidate(SMALL, (c.of_gram, c.several, c.small_train)), Candidate(NUMPY)),
+    },
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
@@ -129,7 +136,7 @@ TABLE: dict[str, Row] = {
     "mera.to_tt(tol=)": _call(c.concrete),
     # Sums and products.
     "tt.add": _trace(c.of_gram, one_device=True),
-    "tt.hadamard": _product() | _trace(c.real, c.large_result, one_device=True),
+    "tt.hadamard": _product() | _trace(c.real, one_device=True),
     "tt.matvec": _product(c.modest_sums),
     "tt.matmul": _product(),
     "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
@@ -141,6 +148,7 @@ TABLE: dict[str, Row] = {
     # Numbers.
     "tt.inner": _OVERLAP,
     "tt.norm": _OVERLAP,
+    "tt.inner, derivative": _call(*_FIRST_CALLS, c.one_dtype),
     "tt.log_norm": _call(c.on_one_cpu),
     "tt.bilinear_form": _call(*_FIRST_CALLS),
     "tt.pairwise_inner": _call(first_calls.first_calls),
@@ -218,6 +226,7 @@ REMARKS: dict[str, str] = {
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.add": "and operators, tt.concatenate",
     "tt.norm": "in programs tt.log_norm and tt.normalize too",
+    "tt.inner, derivative": "and tt.norm, where tangents alone are traced",
     "tt.log_norm": "and tt.normalize",
     "tt.pad": "and tucker.pad",
     "tt.linear_combination(rank=)": "and tt.hadamard, tt.matvec, tt.matmul with rank=",

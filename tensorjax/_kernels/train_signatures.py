@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorjax import _check, _native, _placement
 
-_MOST = 4096
+_MOST_SIGNATURES = 4096
 _NAME = "_signature"
 _COMMITTED = operator.attrgetter("committed")
 
@@ -63,7 +63,7 @@ def remember(operation: str, x: Any, y: Any) -> None:
     left, right = signature(x), signature(y)
     if left is None or right is None:
         return
-    if len(_known) >= _MOST:
+    if len(_known) >= _MOST_SIGNATURES:
         _known.clear()
     _known.add((operation, left, right))
 
@@ -85,7 +85,7 @@ def _signed(t: Any) -> Signature | None:
         plain = all(len(s) == t._core_ndim and 0 not in s for s in shapes)
         free = _placement._is_alone() and not any(map(_COMMITTED, cores))
         if plain and free and dtypes.count(dtypes[0]) == len(dtypes):
-            if len(_signatures) >= _MOST:
+            if len(_signatures) >= _MOST_SIGNATURES:
                 _signatures.clear()
             key = type(t), shapes, dtypes[0]
             found = _signatures.setdefault(key, Signature(*key))

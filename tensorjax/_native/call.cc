@@ -7,6 +7,7 @@
 #include <string>
 
 #include "buffers.h"
+#include "complex_overlaps.h"
 #include "entrywise.h"
 #include "evaluation.h"
 #include "exact_products.h"
@@ -69,6 +70,7 @@ Blocks& blocks() {
 constexpr double kWorth = 4e6;  // multiplications that outweigh the start of a thread
 
 int threads_for(double work) {
+  if (work < 2 * kWorth) return 1;  // small calls take no longer than to ask the system for its CPUs
   int cpus = static_cast<int>(std::thread::hardware_concurrency());
 #ifdef __linux__
   cpu_set_t allowed;
@@ -294,38 +296,75 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
   });
 }
 
-// Operands: as of `Inner`, without a batch, or float32. Result: the inner product itself; with `root`
-// its square root, for norms.
+// The inner product, or with `root` its square root, of complex trains whose cores are `in`.
+template <class R>
+void complex_overlap(const Overlapped& both, const Buffers& in, bool root, const Buffers& out) {
+  typename ComplexOverlap<R>::Cores cores[2];
+  const size_t d = both.like[0].n.size();
+  for (size_t i = 0; i < in.size(); i++)
+    cores[i / d].push_back(reinterpret_cast<const ComplexOf<R>*>(in[i].untyped_data()));
+  const long last = both.trains - 1;
+  long e = 0;
+  const Complex m = ComplexOverlap<R>(both.like[0], both.like[last], cores[0], cores[last]).run(&e);
+  const auto scaled = [](double x, long by) {
+    return static_cast<R>(std::ldexp(x, static_cast<int>(std::clamp(by, -9999L, 9999L))));
+  };
+  R* to = reinterpret_cast<R*>(out[0].untyped_data());
+  if (root) {
+    const long half = e >= 0 ? e / 2 : (e - 1) / 2;
+    const double rest = std::ldexp(m.re, static_cast<int>(e - 2 * half));
+    to[0] = rest <= 0 ? 0 : scaled(std::sqrt(rest), half);
+  } else {
+    to[0] = scaled(m.re, e);
+    to[1] = scaled(m.im, e);
+  }
+}
+
+// The same of real trains.
+void real_overlap(const Overlapped& both, const Buffers& in, bool root, const Buffers& out) {
+  std::vector<std::vector<const double*>> cores(both.trains);
+  const size_t d = both.like[0].n.size();
+  std::vector<Numbers> wide(in[0].element_type() == ffi::DataType::F32 ? in.size() : 0);
+  for (size_t i = 0; i < in.size(); i++) {
+    if (wide.empty()) {
+      cores[i / d].push_back(in[i].typed_data<double>());
+      continue;
+    }
+    const float* from = in[i].typed_data<float>();
+    wide[i].assign(from, from + in[i].element_count());
+    cores[i / d].push_back(wide[i].data());
+  }
+  double m = 0;
+  int32_t e = 0;
+  inner_all(1, both.like, cores, &m, &e);
+  if (root) m = m <= 0 ? 0 : std::ldexp(std::sqrt(m), e);
+  else m = std::ldexp(m, 2 * e);
+  if (wide.empty()) *out[0].typed_data<double>() = m;
+  else *out[0].typed_data<float>() = static_cast<float>(m);
+}
+
+ffi::DataType real_type_of(ffi::DataType type) {
+  if (type == ffi::DataType::C64) return ffi::DataType::F32;
+  return type == ffi::DataType::C128 ? ffi::DataType::F64 : type;
+}
+
+// Operands: as of `Inner`, without a batch, or float32 or complex. Result: the inner product itself,
+// of conjugated x; with `root` its square root, which is real, for norms.
 ffi::Error Overlaps(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order, int64_t root) {
   return guarded([&] {
     const Buffers in = operands_of(args), out = results_of(rets);
     need(in.size() > 0 && out.size() == 1, "cores, and one result are needed");
     const ffi::DataType type = in[0].element_type();
-    need(is_real(type), "float32 or float64 is needed");
+    need(is_real(real_type_of(type)), "single or double precision is needed");
     need_type(in, type);
-    need_type(out, type);
+    need_type(out, root ? real_type_of(type) : type);
     const Batch none(out[0], 0);
     none.need_shape(out[0], {});
     need(none.items() == 1 && out[0].dimensions().size() == 0, "a scalar result is needed");
     const Overlapped both(in, order, none);
-    std::vector<std::vector<const double*>> cores(both.trains);
-    std::vector<Numbers> wide(type == ffi::DataType::F32 ? in.size() : 0);
-    for (size_t i = 0; i < in.size(); i++) {
-      if (wide.empty()) {
-        cores[i / order].push_back(in[i].typed_data<double>());
-        continue;
-      }
-      const float* from = in[i].typed_data<float>();
-      wide[i].assign(from, from + in[i].element_count());
-      cores[i / order].push_back(wide[i].data());
-    }
-    double m = 0;
-    int32_t e = 0;
-    inner_all(1, both.like, cores, &m, &e);
-    if (root) m = m <= 0 ? 0 : std::ldexp(std::sqrt(m), e);
-    else m = std::ldexp(m, 2 * e);
-    if (wide.empty()) *out[0].typed_data<double>() = m;
-    else *out[0].typed_data<float>() = static_cast<float>(m);
+    if (type == ffi::DataType::C64) complex_overlap<float>(both, in, root, out);
+    else if (type == ffi::DataType::C128) complex_overlap<double>(both, in, root, out);
+    else real_overlap(both, in, root, out);
   });
 }
 
@@ -414,18 +453,23 @@ void multiply_all(long items, const std::vector<Pair>& pairs, const Buffers& arg
                   const Buffers& rets) {
   const size_t d = pairs.size();
   long cells = 0;
-  for (const Pair& p : pairs) cells += p.cells();
+  std::vector<long> xs, ys;
+  for (const Pair& p : pairs) {
+    cells += p.cells();
+    xs.push_back(p.r * p.n * p.s);
+    ys.push_back(p.q * p.n * p.t);
+  }
   Crew crew(threads_for(8.0 * cells * items));  // a number written costs as much as some products
   Team& team = *crew;
   for (long item = 0; item < items; item++) {
     std::vector<const T*> x, y;
     std::vector<T*> z;
     for (size_t k = 0; k < d; k++) {
-      const Pair& p = pairs[k];
-      x.push_back(args[k].typed_data<T>() + item * p.r * p.n * p.s);
-      y.push_back(args[d + k].typed_data<T>() + item * p.q * p.n * p.t);
-      z.push_back(rets[k].typed_data<T>() + item * p.cells());
+      x.push_back(args[k].typed_data<T>() + item * xs[k]);
+      y.push_back(args[d + k].typed_data<T>() + item * ys[k]);
+      z.push_back(rets[k].typed_data<T>() + item * pairs[k].cells());
     }
+    const InRange<T> copies(x, xs, &y, ys, 1);
     multiply_trains(team, pairs, x, y, z);
   }
 }
@@ -840,8 +884,8 @@ extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long parts, long 
       using T = std::remove_const_t<std::remove_pointer_t<decltype(typed)>>;
       T* const to = static_cast<T*>(out);
       if (parts == 2)
-        return SmallTTSVD<2>(n, share, noise, lapack).run(*crew, typed, ranks, to);
-      return SmallTTSVD<1>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+        return SmallTTSVD<2, T>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+      return SmallTTSVD<1, T>(n, share, noise, lapack).run(*crew, typed, ranks, to);
     };
     return single ? run(static_cast<const float*>(x)) : run(static_cast<const double*>(x));
   });
@@ -918,7 +962,7 @@ extern "C" long tensorjax_project(long rows, long columns, long few, const doubl
     product_of({rows, columns});
     product_of({std::max(rows, few), std::max(few, columns)});
     Crew crew(threads_for(1.0 * rows * few * columns));
-    wide_project(*crew, rows, columns, few, u, a, p);
+    wide_project(*crew, Matrix<double>{a, rows, columns, 1, columns, 1}, few, u, p);
     return 0;
   });
 }

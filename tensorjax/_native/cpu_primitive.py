@@ -125,7 +125,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _unvarying(x: Any) -> ShapedArray:
-    """Makes the type of an operand one of a program for one device, for `jax.shard_map`.
+    """Makes an operand of the CPU primitive vary over no mesh axes, inside `jax.shard_map`.
 
     Results of `jax.ffi` vary over no mesh axes, and JAX would refuse them beside others that do.
     """

@@ -45,7 +45,9 @@ class Evaluator:
         """Evaluates entries at integers (batch, d), each in [−n_k, n_k); ValueError of others."""
         if indices.ndim != 2 or indices.shape[1] != self._known[0] or not indices.size:
             raise ValueError(f"indices: expected (batch, {self._known[0]}), got {indices.shape}")
-        ids = np.require(indices, np.int64, _IN_ONE_PIECE)
+        ids = indices
+        if ids.dtype != np.int64 or not in_one_piece((ids,)):
+            ids = np.require(indices, np.int64, _IN_ONE_PIECE)
         out = np.empty(len(ids), self._dtype)
         call("tensorjax_entries", *self._known, len(ids), ids, out)
         return out

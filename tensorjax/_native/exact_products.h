@@ -167,8 +167,9 @@ void sum_trains(Team& team, const std::vector<Sum>& sums, const std::vector<cons
 }
 
 // The exponent e of the largest part of some numbers, in [2^(e−1), 2^e); 0 of zeros, NaN and Inf.
+// Sets `zero` if all are zero.
 template <class T>
-int exponent_of(const T* x, long count) {
+int exponent_of(const T* x, long count, bool* zero) {
   using Real = typename Parts<T>::Real;
   const Real* part = reinterpret_cast<const Real*>(x);
   Real most = 0;
@@ -180,6 +181,7 @@ int exponent_of(const T* x, long count) {
   }
   int e = 0;
   if (finite) std::frexp(most, &e);
+  *zero = *zero || (finite && most == 0);
   return e;
 }
 
@@ -198,8 +200,9 @@ class InRange {
     long bits = 0;
     for (; terms; terms >>= 1) bits++;
     std::vector<long> own;
+    bool zero = false;
     for (size_t k = 0; k < x.size(); k++)
-      own.push_back(exponent_of(x[k], xs[k]) + exponent_of((*y)[k], ys[k]));
+      own.push_back(exponent_of(x[k], xs[k], &zero) + exponent_of((*y)[k], ys[k], &zero));
     if (*std::min_element(own.begin(), own.end()) >= low &&
         *std::max_element(own.begin(), own.end()) <= high - bits)
       return;
@@ -210,6 +213,7 @@ class InRange {
       wanted.push_back(std::clamp(e, -half, half));
       rest += e - wanted.back();
     }
+    if (zero) rest = 0;  // so is the product: the other cores only have to stay finite
     const long share = rest >= 0 ? rest / d : -((d - 1 - rest) / d);
     rest -= share * d;
     copies_.resize(d);

@@ -44,8 +44,10 @@ def call(name: str, *arguments: int | float | np.ndarray | Address) -> int:
 
     Arrays are passed by their addresses, so the caller holds them until the call has returned.
     """
-    function = _function(name, tuple(map(type, arguments)))
-    found = function(*[address(x) if isinstance(x, np.ndarray) else x for x in arguments])
+    kinds = tuple(map(type, arguments))
+    function = _function(name, kinds)
+    pairs: Any = zip(kinds, arguments, strict=True)
+    found = function(*[address(x) if kind is np.ndarray else x for kind, x in pairs])
     if found == _NO_MEMORY:
         raise MemoryError(name)
     if found == _INVALID:

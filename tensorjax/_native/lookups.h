@@ -15,83 +15,10 @@
 #include <vector>
 
 #include "products.h"
+#include "small_products.h"
 #include "team.h"
 
 namespace tensorjax {
-
-// A matrix with rows and columns at any strides.
-template <class T>
-struct View {
-  T* at;
-  long row, column;
-};
-
-// A tile of C = A B or C += A B: `Rows` rows, `Wide` vectors V of columns; rows of B and C contiguous.
-template <class T, class V, int Rows, int Wide>
-inline void block(long depth, View<const T> a, const T* b, long ldb, T* c, long ldc, bool add) {
-  constexpr int kCount = sizeof(V) / sizeof(T);
-  const auto in = [](const T* p) {
-    V v;
-    __builtin_memcpy(&v, p, sizeof v);
-    return v;
-  };
-  V sum[Rows][Wide];
-  for (int i = 0; i < Rows; i++)
-    for (int j = 0; j < Wide; j++) sum[i][j] = add ? in(c + i * ldc + j * kCount) : V{};
-  for (long p = 0; p < depth; p++) {
-    V right[Wide];
-    for (int j = 0; j < Wide; j++) right[j] = in(b + p * ldb + j * kCount);
-    for (int i = 0; i < Rows; i++) {
-      const T left = a.at[i * a.row + p * a.column];
-      for (int j = 0; j < Wide; j++) sum[i][j] += left * right[j];
-    }
-  }
-  for (int i = 0; i < Rows; i++)
-    for (int j = 0; j < Wide; j++) __builtin_memcpy(c + i * ldc + j * kCount, &sum[i][j], sizeof(V));
-}
-
-template <class T, class V, int Wide>
-void blocks_down(long rows, long depth, View<const T> a, const T* b, long ldb, T* c, long ldc,
-                 bool add) {
-  long i = 0;
-  const auto from = [&] { return View<const T>{a.at + i * a.row, a.row, a.column}; };
-  for (; i + kRows <= rows; i += kRows)
-    block<T, V, kRows, Wide>(depth, from(), b, ldb, c + i * ldc, ldc, add);
-  if (kRows > 4 && i + 4 <= rows) {
-    block<T, V, 4, Wide>(depth, from(), b, ldb, c + i * ldc, ldc, add);
-    i += 4;
-  }
-  for (; i + 2 <= rows; i += 2)
-    block<T, V, 2, Wide>(depth, from(), b, ldb, c + i * ldc, ldc, add);
-  for (; i < rows; i++) block<T, V, 1, Wide>(depth, from(), b, ldb, c + i * ldc, ldc, add);
-}
-
-// What is left of the columns, in vectors of half the length and half of that.
-template <class T, long Count>
-void blocks_across(long rows, long columns, long depth, View<const T> a, const T* b, long ldb, T* c,
-                   long ldc, bool add) {
-  if constexpr (Count == 1) {
-    for (long j = 0; j < columns; j++)
-      blocks_down<T, T, 1>(rows, depth, a, b + j, ldb, c + j, ldc, add);
-  } else {
-    typedef T V __attribute__((vector_size(Count * sizeof(T))));
-    long j = 0;
-    for (; j + 3 * Count <= columns && columns - j != 4 * Count; j += 3 * Count)
-      blocks_down<T, V, 3>(rows, depth, a, b + j, ldb, c + j, ldc, add);
-    for (; j + 2 * Count <= columns; j += 2 * Count)
-      blocks_down<T, V, 2>(rows, depth, a, b + j, ldb, c + j, ldc, add);
-    for (; j + Count <= columns; j += Count)
-      blocks_down<T, V, 1>(rows, depth, a, b + j, ldb, c + j, ldc, add);
-    blocks_across<T, Count / 2>(rows, columns - j, depth, a, b + j, ldb, c + j, ldc, add);
-  }
-}
-
-// C (rows × columns) = A B or C += A B; A has any strides, rows of B and C are contiguous.
-template <class T>
-void small_times(long rows, long columns, long depth, View<const T> a, const T* b, long ldb, T* c,
-                 long ldc, bool add) {
-  blocks_across<T, kBytes / sizeof(T)>(rows, columns, depth, a, b, ldb, c, ldc, add);
-}
 
 // The shapes of the cores (r_k, m_k, n_k, r_{k+1}), k = 0 … d−1, and the bond where both sides meet.
 struct Chain {
@@ -155,6 +82,14 @@ struct Occurrences {
     starts.push_back(end);
   }
   long distinct() const { return static_cast<long>(starts.size()) - 1; }
+  long first(long piece) const { return places[starts[piece]]; }
+
+  // Where distinct ids from `begin` on, before `end`, stop to differ in the last mode, of size m, only.
+  long group_end(const int32_t* ids, long m, long begin, long end) const {
+    long at = begin + 1;
+    while (at < end && ids[first(at)] / m == ids[first(begin)] / m) at++;
+    return at;
+  }
 
  private:
   void by_counting(const int32_t* ids, long count, long rows) {
@@ -173,12 +108,14 @@ struct Occurrences {
 };
 
 // One row after another of one TT-matrix. Of side products those with gates are kept beside those
-// without, for gradients. Chain, cores and gates are not copied: they outlive it.
+// without, for gradients; those of slices that the next id shares are not made again: ids ascend, so
+// the left side seldom changes. Chain, cores and gates are not copied: they outlive it.
 template <class T>
 class RowMaker {
  public:
   RowMaker(const Chain& chain, const std::vector<const T*>& cores, const std::vector<const T*>& gates)
-      : chain_(chain), cores_(cores), gates_(gates), place_(chain.order()), row_(chain.cells) {
+      : chain_(chain), cores_(cores), gates_(gates), place_(chain.order(), -1), row_(chain.cells),
+        alone_(chain.meet == chain.order() - 1 && chain.last == chain.n.back()) {
     for (long k = 0; k < chain.order(); k++) {
       const bool left = k < chain.meet;
       const long size = left ? chain.before(k + 1) * chain.r[k + 1] : chain.r[k] * chain.from(k);
@@ -190,30 +127,83 @@ class RowMaker {
   // What is left and right of the bond where both meet.
   void sides(long id) {
     const Chain& c = chain_;
-    for (long k = c.order() - 1; k >= 0; k--) place_[k] = id % c.m[k], id /= c.m[k];
-    for (long k = 0; k < c.meet; k++) left(k);
-    for (long k = c.order() - 1; k >= c.meet; k--) right(k);
+    long first = c.order(), last = -1;  // of the cores whose slices change
+    for (long k = c.order() - 1; k >= 0; k--, id /= c.m[k + 1]) {
+      const long now = id % c.m[k];
+      if (now == place_[k]) continue;
+      first = k, last = std::max(last, k);
+      next_place_[k] = now;
+    }
+    if (first < c.meet) flush();
+    place_ = next_place_;
+    for (long k = first; k < c.meet; k++) left(k);
+    if (!alone_)
+      for (long k = last; k >= c.meet; k--) right(k);
   }
 
-  // (Π n) numbers, zeros among them, that stay until the next call.
-  T* row(long id) {
+  // (Π n) numbers, zeros among them.
+  void row(long id, T* out) {
     sides(id);
     const Chain& c = chain_;
     const long at = c.meet, y = c.from(at);
-    small_times<T>(c.before(at), y, c.r[at], {gated_[at - 1].data(), c.r[at], 1}, raw_[at].data(), y,
-                   row_.data(), y, false);
+    small_times<T>(c.before(at), y, c.r[at], {gated_[at - 1].data(), c.r[at], 1}, meeting(), width(),
+                   out, y, false);
+  }
+  // The same, which stay until the next call.
+  T* row(long id) {
+    row(id, row_.data());
     return row_.data();
   }
 
-  // Adds to the gradients what flows back from the row of the sides made last. `to` are slices' arrays.
-  void pull(const T* flow, const std::vector<T*>& cores, const std::vector<T*>& gates) {
+  // Whether so many ids that differ in the last mode only are faster made by one product of the left
+  // side and all slices of the last core, of which some are in vain.
+  bool in_block(long count) const { return alone_ && count > 1 && 2 * count >= chain_.m.back(); }
+
+  // The rows of all ids that differ from the one whose sides were made last in the last mode only:
+  // (columns on the left side, mode, columns of the last core).
+  const T* block() {
     const Chain& c = chain_;
+    const long x = c.before(c.meet), wide = c.step(c.meet), r = c.r[c.meet];
+    block_.resize(x * wide);
+    small_times<T>(x, wide, r, {gated_[c.meet - 1].data(), r, 1}, cores_.back(), wide, block_.data(),
+                   wide, false);
+    return block_.data();
+  }
+
+  // A block of zeros, for what flows back from those rows.
+  T* flow_block() {
+    block_.assign(chain_.before(chain_.meet) * chain_.step(chain_.meet), T(0));
+    return block_.data();
+  }
+
+  // Adds what flows back from the block, as `pull` from a row.
+  void pull_block() {
+    const Chain& c = chain_;
+    const long x = c.before(c.meet), wide = c.step(c.meet), r = c.r[c.meet];
+    if (turned_core_.empty()) transpose(r, wide, cores_.back(), wide, turned_core_);
+    left_flow_.resize(x * r);
+    small_times<T>(x, r, wide, {block_.data(), wide, 1}, turned_core_.data(), r, left_flow_.data(), r,
+                   pending_);
+    pending_ = true;
+    small_times<T>(r, wide, x, {gated_[c.meet - 1].data(), 1, r}, block_.data(), wide,
+                   to_cores_.back(), wide, true);
+  }
+
+  // Sets the arrays that `pull` adds to.
+  void start(const std::vector<T*>& cores, const std::vector<T*>& gates) {
+    to_cores_ = cores, to_gates_ = gates;
+  }
+
+  // Adds to the gradients what flows back from the row of the sides made last; the left side's when
+  // that changes, or by `flush`.
+  void pull(const T* flow) {
+    const Chain& c = chain_;
+    const std::vector<T*>&cores = to_cores_, &gates = to_gates_;
     const long at = c.meet, x = c.before(at), y = c.from(at), r = c.r[at];
-    flow_.resize(x * r);
-    transpose(r, y, raw_[at].data(), y);
-    small_times<T>(x, r, y, {flow, y, 1}, turned_.data(), r, flow_.data(), r, false);
+    left_flow_.resize(x * r);
+    small_times<T>(x, r, y, {flow, y, 1}, turned_meeting(), r, left_flow_.data(), r, pending_);
+    pending_ = true;
     const View<const T> left{gated_[at - 1].data(), 1, r};
-    for (long k = at - 1; k >= 0; k--) pull_left(k, cores[k], gates[k]);
     if (at == c.order() - 1) {
       T* to = cores[at] + place_[at] * c.last;
       small_times<T>(r, c.last, x, left, flow, y, to, c.step(at), true);
@@ -225,7 +215,28 @@ class RowMaker {
     for (long k = at; k < c.order(); k++) pull_right(k, cores[k], k > at ? gates[k - 1] : nullptr);
   }
 
+  // Adds what has flown back to the left side to the gradients of its cores and gates.
+  void flush() {
+    if (!std::exchange(pending_, false)) return;
+    flow_.swap(left_flow_);
+    for (long k = chain_.meet - 1; k >= 0; k--) pull_left(k, to_cores_[k], to_gates_[k]);
+  }
+
  private:
+  // The right side at the bond where both meet, its rows `width()` apart: where no other core is on
+  // that side, the slice as it lies.
+  const T* meeting() const { return alone_ ? slice(chain_.meet) : raw_[chain_.meet].data(); }
+  long width() const { return alone_ ? chain_.step(chain_.meet) : chain_.from(chain_.meet); }
+
+  // Its transpose, of slices that lie as they are kept for the next id with the same one.
+  const T* turned_meeting() {
+    const long y = chain_.from(chain_.meet), r = chain_.r[chain_.meet];
+    if (!alone_) return transpose(r, y, meeting(), width(), turned_);
+    kept_.resize(chain_.m.back());
+    std::vector<T>& kept = kept_[place_.back()];
+    return kept.empty() ? transpose(r, y, meeting(), width(), kept) : kept.data();
+  }
+
   const T* slice(long k) const { return cores_[k] + place_[k] * chain_.wide(k); }
 
   // (columns so far, r_{k+1}) of cores 0 … k, and the same times the gate behind them.
@@ -259,10 +270,11 @@ class RowMaker {
       for (long i = 0; i < n * y; i++) gated_[k][a * n * y + i] = to[a * n * y + i] * gate[a];
   }
 
-  void transpose(long rows, long columns, const T* from, long ld) {
-    turned_.resize(rows * columns);
+  static const T* transpose(long rows, long columns, const T* from, long ld, std::vector<T>& to) {
+    to.resize(rows * columns);
     for (long i = 0; i < rows; i++)
-      for (long j = 0; j < columns; j++) turned_[j * rows + i] = from[i * ld + j];
+      for (long j = 0; j < columns; j++) to[j * rows + i] = from[i * ld + j];
+    return to.data();
   }
 
   // The flow to (columns so far, r_{k+1}) with its gate becomes that of the core before.
@@ -283,7 +295,7 @@ class RowMaker {
     small_times<T>(c.r[k], wide, x, {gated_[k - 1].data(), 1, c.r[k]}, flow_.data(), wide, to,
                    c.step(k), true);
     next_.resize(x * c.r[k]);
-    transpose(c.r[k], wide, slice(k), c.step(k));
+    transpose(c.r[k], wide, slice(k), c.step(k), turned_);
     small_times<T>(x, c.r[k], wide, {flow_.data(), wide, 1}, turned_.data(), c.r[k], next_.data(),
                    c.r[k], false);
     flow_.swap(next_);
@@ -306,7 +318,7 @@ class RowMaker {
         for (long j = 0; j < c.last; j++) to[a * c.step(k) + j] += flow_[j * r + a];
       return;
     }
-    transpose(s, y, gated_[k + 1].data(), y);
+    transpose(s, y, gated_[k + 1].data(), y, turned_);
     next_.resize(y * s);
     for (long a = 0; a < r; a++) {
       const T* f = flow_.data() + a;
@@ -318,9 +330,12 @@ class RowMaker {
 
   const Chain& chain_;
   const std::vector<const T*>&cores_, &gates_;
-  std::vector<long> place_;  // of the id in every mode
+  std::vector<long> place_, next_place_ = place_;  // of the id in every mode
   std::vector<std::vector<T>> raw_, gated_;
-  std::vector<T> row_, flow_, next_, turned_;
+  std::vector<T> row_, flow_, next_, turned_, left_flow_, block_, turned_core_;
+  std::vector<std::vector<T>> kept_;
+  std::vector<T*> to_cores_, to_gates_;
+  bool alone_, pending_ = false;
 };
 
 // Rows (count, features); an id from Π m on has a row of zeros, the next one of NaN.
@@ -335,14 +350,37 @@ void look_up(Team& team, const Chain& chain, const std::vector<const T*>& cores,
     std::fill_n(out + place * features, features, fill);
   }
   std::vector<RowMaker<T>> makers(team.size(), RowMaker<T>(chain, cores, gates));
-  team.run(found.distinct(), [&](long piece, int who) {
-    const long* place = &found.places[found.starts[piece]];
-    const long* end = found.places.data() + found.starts[piece + 1];
-    const T* row = makers[who].row(ids[*place]);
-    T* first = out + *place * features;
+  const bool whole = features == chain.cells;
+  const auto make = [&](RowMaker<T>& maker, long id, T* to) {
+    if (whole) return maker.row(id, to);
+    const T* row = maker.row(id);
     for (long j = 0; j < features; j += chain.last, row += chain.n.back())
-      std::copy(row, row + std::min(chain.last, features - j), first + j);
-    while (++place < end) std::copy(first, first + features, out + *place * features);
+      std::copy(row, row + std::min(chain.last, features - j), to + j);
+  };
+  const long m = chain.m.back(), wide = chain.last;
+  std::vector<long> groups = {0};
+  while (groups.back() < found.distinct())
+    groups.push_back(found.group_end(ids, m, groups.back(), found.distinct()));
+  team.run(static_cast<long>(groups.size()) - 1, [&](long group, int who) {
+    RowMaker<T>& maker = makers[who];
+    const T* block = nullptr;
+    if (maker.in_block(groups[group + 1] - groups[group])) {
+      maker.sides(ids[found.first(groups[group])]);
+      block = maker.block();
+    }
+    for (long piece = groups[group]; piece < groups[group + 1]; piece++) {
+      const long* place = &found.places[found.starts[piece]];
+      const long* end = found.places.data() + found.starts[piece + 1];
+      T* first = out + *place * features;
+      if (block) {
+        const T* from = block + ids[*place] % m * wide;
+        for (long j = 0; j < features; j += wide, from += m * wide)
+          std::copy(from, from + std::min(wide, features - j), first + j);
+      } else {
+        make(maker, ids[*place], first);
+      }
+      while (++place < end) std::copy(first, first + features, out + *place * features);
+    }
   });
 }
 
@@ -356,6 +394,7 @@ void pull_back(Team& team, long parts, const Chain& chain, const std::vector<con
   std::vector<std::vector<T>> own(parts - 1, std::vector<T>(chain.numbers()));
   std::vector<std::vector<T>> sums(team.size(), std::vector<T>(chain.cells));
   std::vector<RowMaker<T>> makers(team.size(), RowMaker<T>(chain, cores, gates));
+  const bool whole = features == chain.cells;
   team.run(parts, [&](long part, int who) {
     std::vector<T*> my_cores = to_cores, my_gates = to_gates;
     T* next = part ? own[part - 1].data() : nullptr;
@@ -368,18 +407,42 @@ void pull_back(Team& team, long parts, const Chain& chain, const std::vector<con
       else std::fill_n(my_gates[k - 1], chain.r[k], T(0));
     }
     std::vector<T>& sum = sums[who];
-    const long end = found.distinct() * (part + 1) / parts;
-    for (long piece = found.distinct() * part / parts; piece < end; piece++) {
+    RowMaker<T>& maker = makers[who];
+    maker.start(my_cores, my_gates);
+    // What flows to all places of an id: (Π n) numbers, zeros among them, that stay until the next call.
+    const auto gather = [&](long piece) -> const T* {
+      const long begin = found.starts[piece], end = found.starts[piece + 1];
+      if (whole && end == begin + 1) return flow + found.places[begin] * features;
       std::fill(sum.begin(), sum.end(), T(0));
-      for (long i = found.starts[piece]; i < found.starts[piece + 1]; i++) {
+      const long run = whole ? features : chain.last, step = whole ? features : chain.n.back();
+      for (long i = begin; i < end; i++) {
         const T* from = flow + found.places[i] * features;
         T* to = sum.data();
-        for (long j = 0; j < features; j += chain.last, to += chain.n.back())
-          for (long q = 0; q < std::min(chain.last, features - j); q++) to[q] += from[j + q];
+        for (long j = 0; j < features; j += run, to += step)
+          for (long q = 0; q < std::min(run, features - j); q++) to[q] += from[j + q];
       }
-      makers[who].sides(ids[found.places[found.starts[piece]]]);
-      makers[who].pull(sum.data(), my_cores, my_gates);
+      return sum.data();
+    };
+    const long m = chain.m.back(), end = found.distinct() * (part + 1) / parts;
+    for (long piece = found.distinct() * part / parts; piece < end;) {
+      const long stop = found.group_end(ids, m, piece, end);
+      if (maker.in_block(stop - piece)) {
+        maker.sides(ids[found.first(piece)]);
+        T* block = maker.flow_block();
+        for (; piece < stop; piece++) {
+          const T* from = gather(piece);
+          T* to = block + ids[found.first(piece)] % m * chain.last;
+          for (long j = 0; j < chain.cells; j += chain.last, to += m * chain.last)
+            std::copy(from + j, from + j + chain.last, to);
+        }
+        maker.pull_block();
+      }
+      for (; piece < stop; piece++) {
+        maker.sides(ids[found.first(piece)]);
+        maker.pull(gather(piece));
+      }
     }
+    maker.flush();
   });
   for (const auto& one : own) {
     const T* from = one.data();

@@ -59,8 +59,9 @@ class OrthonormalColumns {
   }
 
   // Y (rows × t) = Q R with a diagonal R, for Y = A V with eigenvectors V: its columns are orthogonal
-  // but for roundoff of the largest beside the smallest. False where single precision would show it.
-  static bool normalise(long rows, long t, Numbers* y, Numbers* r) {
+  // but for roundoff of the largest beside the smallest. False where that has less than `flat` of its
+  // energy.
+  static bool normalise(long rows, long t, double flat, Numbers* y, Numbers* r) {
     const long ld = padded(t), wide = kParts * ld;
     Numbers squares(ld, 0.0), inverse(ld, 0.0);
     for (long i = 0; i < rows; i++)
@@ -69,7 +70,7 @@ class OrthonormalColumns {
         for (long j = 0; j < t; j++) squares[j] += row[j] * row[j];
       }
     const auto [least, most] = std::minmax_element(squares.begin(), squares.begin() + t);
-    if (!(*least > kSharp * *most)) return false;
+    if (!(*least > flat * *most)) return false;
     for (long j = 0; j < t; j++) {
       (*r)[j * wide + j] = std::sqrt(squares[j]);
       inverse[j] = 1 / (*r)[j * wide + j];
@@ -164,9 +165,6 @@ class OrthonormalColumns {
   // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
   // kSafe two.
   static constexpr double kUpright = 0.5, kSafe = 1.5e-6;
-  // Smallest energy of a direction beside the largest at which roundoff of the products with
-  // eigenvectors is below that of single precision.
-  static constexpr double kSharp = 1e-8;
 };
 
 }  // namespace tensorjax

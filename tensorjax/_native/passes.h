@@ -16,6 +16,9 @@ namespace tensorjax {
 constexpr long kStrip = 512;  // columns that are worked on while they are in the cache
 // Of few rows there are more, up to so many, and numbers in all: the ends of strips take time too.
 constexpr long kLongStrip = 2048, kPacked = 1L << 13;
+// Of many rows there are fewer, so that no more numbers than the first are packed at a time, which a
+// cache holds, but no less than the second: the ends of strips take time too.
+constexpr long kMostPacked = 1L << 16, kShortStrip = 128;
 
 // Strips shared out in a number of pieces that does not depend on the number of threads.
 struct Strips {
@@ -32,7 +35,22 @@ struct Matrix {
   long rows, columns, parts;  // of an entry: a number, or real and imaginary part
   long down, along;           // how many numbers from a row, or a column, to the next
   long imaginary = 1;         // and from a real part to the imaginary one
+
+  const T* at(long part, long row, long column) const {
+    return a + part * imaginary + row * down + column * along;
+  }
 };
+
+// Numbers that lie so far apart, one after another. The usual strides are constants, for vectors.
+template <class T>
+inline void gather(const T* from, long stride, long count, double* to) {
+  if (stride == 1)
+    for (long c = 0; c < count; c++) to[c] = from[c];
+  else if (stride == 2)
+    for (long c = 0; c < count; c++) to[c] = from[2 * c];
+  else
+    for (long c = 0; c < count; c++) to[c] = from[c * stride];
+}
 
 // Copies columns from `from` on, `depth` of them, into rows of double precision: those of real
 // parts, then those of imaginary ones. From a tall matrix a vector's worth of columns at a time, so
@@ -42,19 +60,9 @@ inline void pack(const Matrix<T>& m, long from, long depth, double* out, long ld
   const bool whole = m.along == (m.imaginary == 1 ? m.parts : 1);  // rows in one piece
   for (long x = 0; x < depth; x += whole ? depth : kLanes) {
     const long some = whole ? depth : std::min(kLanes, depth - x);
-    for (long r = 0; r < m.rows; r++) {
-      const T* row = m.a + r * m.down + (from + x) * m.along;
-      double* to = out + r * ld + x;
-      if (m.parts == 1) {
-        for (long c = 0; c < some; c++) to[c] = row[c * m.along];
-      } else {
-        double* imaginary = to + m.rows * ld;
-        for (long c = 0; c < some; c++) {
-          to[c] = row[c * m.along];
-          imaginary[c] = row[c * m.along + m.imaginary];
-        }
-      }
-    }
+    for (long r = 0; r < m.rows; r++)
+      for (long part = 0; part < m.parts; part++)
+        gather(m.at(part, r, from + x), m.along, some, out + (part * m.rows + r) * ld + x);
   }
 }
 
@@ -63,8 +71,12 @@ template <class T>
 inline void wide_gram(Team& team, const Matrix<T>& m, double* g) {
   const long rows = m.rows * m.parts, side = (rows + kSide - 1) / kSide * kSide;
   // Whole rows of `padded` columns: a strip whose length is not padded would end in the next row.
-  const long strip = std::max(kStrip, std::min(kLongStrip, kPacked / side / kPad * kPad));
-  const long count = (m.columns + strip - 1) / strip, pieces = std::min(count, 16L);
+  const long most = std::max(kShortStrip, kMostPacked / side / kPad * kPad);
+  const long strip =
+      std::min(most, std::max(kStrip, std::min(kLongStrip, kPacked / side / kPad * kPad)));
+  const long count = (m.columns + strip - 1) / strip;
+  // Sums of all pieces are to take less memory than a fourth of the data, if there are more than two.
+  const long pieces = std::min({count, 16L, std::max(2L, m.columns / (4 * side))});
   std::vector<double> sums(pieces * side * side, 0.0);
   team.run(pieces, [&](long piece, int) {
     double* sum = sums.data() + piece * side * side;
@@ -102,26 +114,27 @@ inline void wide_gram(Team& team, const Matrix<T>& m, double* g) {
     }
 }
 
-// P = Uᵀ A (few × columns), U (rows × few).
-inline void wide_project(Team& team, long rows, long columns, long few, const double* u,
-                         const double* a, double* out) {
+// P = Uᵀ A (few × columns), U (rows × few): rows of real parts of A, then those of imaginary ones.
+template <class T>
+inline void wide_project(Team& team, const Matrix<T>& a, long few, const double* u, double* out) {
+  const long columns = a.columns, rows = a.rows * a.parts;
   const Strips strips(columns);
   const long whole = columns / kLanes * kLanes;
+  const auto from = [&](long row, long column) { return a.at(row / a.rows, row % a.rows, column); };
   team.run(strips.pieces, [&](long piece, int) {
     constexpr long kWide = 3 * kLanes;
     std::vector<double> packed(kDepth * kWide);
-    const long from = strips.start(piece) * kStrip;
-    const long to = std::min(whole, strips.start(piece + 1) * kStrip);
-    for (long j = from; j < to;) {
-      const long width = std::min(kWide, to - j);
+    const long first = strips.start(piece) * kStrip;
+    const long last = std::min(whole, strips.start(piece + 1) * kStrip);
+    for (long j = first; j < last;) {
+      const long width = std::min(kWide, last - j);
       for (long p = 0; p < rows; p += kDepth) {
         const long depth = std::min(kDepth, rows - p);
         for (long q = 0; q < depth; q++) {
-          const double* row = a + (p + q) * columns + j;
-          for (long v = 0; v < width; v += kLanes) {
-            __builtin_prefetch(row + v + 8 * kWide, 0, 2);
-            store(packed.data() + q * width + v, load(row + v));
-          }
+          const T* row = from(p + q, j);
+          for (long v = 0; v < width * a.along; v += 64 / static_cast<long>(sizeof(T)))
+            __builtin_prefetch(row + v + 8 * kWide * a.along, 0, 2);
+          gather(row, a.along, width, packed.data() + q * width);
         }
         times_panel(few, width, depth, u + p * few, 1, few, packed.data(), out + j, columns, p > 0);
       }
@@ -131,7 +144,7 @@ inline void wide_project(Team& team, long rows, long columns, long few, const do
   for (long b = 0; b < few; b++)
     for (long x = whole; x < columns; x++) {
       double total = 0;
-      for (long i = 0; i < rows; i++) total += u[i * few + b] * a[i * columns + x];
+      for (long i = 0; i < rows; i++) total += u[i * few + b] * *from(i, x);
       out[b * columns + x] = total;
     }
 }

@@ -100,12 +100,14 @@ def _product_shape(x: Sequence[int], y: Sequence[int], sums: bool) -> tuple[int,
 
 
 def overlap(xs: Sequence[jax.Array], ys: Sequence[jax.Array] = ()) -> jax.Array:
-    """Computes the inner product of two real tensor trains, or the norm of one, by a C++ kernel.
+    """Computes the inner product of two tensor trains, or the norm of one, by a C++ kernel.
 
     Args:
-      xs: cores (r, n, s) of x, float32 or float64, none empty; computed in float64.
-      ys: of y, of the same dtype and modes; none for the norm of x.
+      xs: cores (r, n, s) of x, conjugated, real or complex, of single or double precision, none
+        empty; computed in double precision.
+      ys: of y, of the same dtype and modes; none for the norm of x, which is real.
     """
-    shape = jax.ShapeDtypeStruct((), xs[0].dtype)
+    dtype = xs[0].dtype
+    shape = jax.ShapeDtypeStruct((), dtype if ys else np.finfo(dtype).dtype)
     call = jax.ffi.ffi_call("tensorjax_overlap", shape, vmap_method="sequential")
     return call(*xs, *ys, order=np.int64(len(xs)), root=np.int64(not ys))

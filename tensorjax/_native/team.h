@@ -165,6 +165,10 @@ class Team {
 class Crew {
  public:
   explicit Crew(int size) {
+    if (size == 1) {
+      team_ = std::make_unique<Team>(1);
+      return;
+    }
     Keeper& keeper = the_keeper();
     {
       std::lock_guard<std::mutex> hold(keeper.guard);

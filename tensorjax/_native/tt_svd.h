@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -29,8 +30,8 @@
 
 namespace tensorjax {
 
-// kParts: 1 of real arrays, 2 of complex ones.
-template <long kParts, class S = std::conditional_t<kParts == 2, Complex, double>>
+// kParts: 1 of real arrays, 2 of complex ones; T: of a part.
+template <long kParts, class T, class S = std::conditional_t<kParts == 2, Complex, double>>
 class SmallTTSVD : private OrthonormalColumns<kParts, S> {
  public:
   // n: the modes; share: of the energy, for each bond; noise: that of a Gram matrix, as a share.
@@ -39,13 +40,12 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
 
   // Writes the cores to `out`, one after another, each a whole number of cache lines on, and their
   // ranks (d + 1). False where a side is longer than these eigenproblems are good for, or an entry
-  // is not finite. T: of a part.
-  template <class T>
+  // is not finite.
   bool run(Team& team, const T* x, int64_t* ranks, T* out) {
     const long d = static_cast<long>(n_.size());
     long first = 0, last = d, left = 1, right = 1, size = 1, guess = kGuess;
     for (const long n : n_) size *= n;
-    start(x, size);
+    given_ = x;
     ranks[0] = ranks[d] = 1;
     while (last - first > 1) {
       const long open = last - first, rows = left * n_[first], columns = size / rows;
@@ -53,7 +53,8 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
       const long wide = join(rows, columns, first + 1, last - 1, 1);
       const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
       long side = std::min(rows, columns), rank = 0;
-      if (last - first > 2 && right_first(size, wide, tall, guess)) {
+      const bool too_long = std::min(rows, columns) >= most_ && tall < most_ && tall * tall <= size;
+      if (last - first > 2 && (too_long || right_first(size, wide, tall, guess, kParts))) {
         side = tall;
         if (!split_right(team, size / tall, tall, &last, &right, ranks)) return false;
         rank = right, size = size / tall * right;
@@ -86,36 +87,69 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     Numbers rows;
   };
 
-  // A is the data themselves until something is cut: small arrays cost as much to copy.
-  template <class T>
-  void start(const T* x, long size) {
+  // A as planes (rows × columns). It is the data themselves until something is cut: small arrays
+  // cost as much to copy.
+  const double* planes(long size) {
+    if (!given_) return at_;
     if constexpr (kParts == 1 && std::is_same_v<T, double>) {
-      at_ = x;
+      at_ = given_;
     } else {
-      a_.resize(kParts * size);
-      for (long i = 0; i < size; i++)
-        for (long part = 0; part < kParts; part++) a_[part * size + i] = x[kParts * i + part];
-      at_ = a_.data();
+      double* to = a_.of(kParts * size);
+      for (long part = 0; part < kParts; part++)
+        gather(given_ + part, kParts, size, to + part * size);
+      at_ = to;
     }
+    given_ = nullptr;
+    return at_;
   }
+  // Calls f(A or Aᵀ), of so many rows, which lie so far apart, as do columns.
+  template <class F>
+  void as_matrix(long rows, long columns, long down, long along, const F& f) const {
+    if (given_)
+      f(Matrix<T>{given_, rows, columns, kParts, kParts * down, kParts * along});
+    else
+      f(Matrix<double>{at_, rows, columns, kParts, down, along, kParts == 2 ? rows * columns : 1});
+  }
+  // Room for numbers, without a value: the system's clearing of fresh memory takes long enough.
+  class Room {
+   public:
+    double* of(long size) {
+      if (size > size_) numbers_.reset(new double[size]), size_ = size;
+      return numbers_.get();
+    }
+
+   private:
+    std::unique_ptr<double[]> numbers_;
+    long size_ = 0;
+  };
   // B takes the place of A.
   void replaced() {
     std::swap(a_, b_);
-    at_ = a_.data();
+    at_ = a_.of(0);
+    given_ = nullptr;
   }
 
-  static constexpr long kJoined = 32;  // rows of joined modes: their Gram matrix costs one pass
+  // Rows of joined modes: their Gram matrix costs one pass. Complex ones cost four times as much.
+  static constexpr long kJoined = kParts == 2 ? 16 : 32;
+  static constexpr long kFew = 4, kJoinedToFew = 48;  // the same, where they are joined to so few
   // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
   static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
+  static constexpr long kCopiedAtOnce = 1L << 14;  // entries
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
   // Sides from here on are tried for a low rank, of at most two thirds of them; the share of what a
   // bond may discard that such a basis may miss.
   static constexpr long kPivoted = 8;
   static constexpr double kMissed = 0.05;
+  static constexpr double kRoom = 4;  // the noise given, beside that which was measured
+  // Energies beside the largest down to which products with eigenvectors are orthogonal but for
+  // roundoff of the result.
+  static constexpr double kFlat = std::is_same_v<T, float> ? 1e-8 : 0.06;
 
   // Rows, or columns, that are split together: `side` of them, and modes from k on before `end`.
   long join(long side, long rest, long k, long end, long step) const {
-    for (; k != end && side * n_[k] <= std::min(kJoined, rest / n_[k]); k += step) {
+    // A side no longer than the rank expected would stay whole: a pass over the data for nothing.
+    const auto most = [&] { return side <= kFew ? kJoinedToFew : kJoined; };
+    for (; k != end && side * n_[k] <= std::min(most(), rest / n_[k]); k += step) {
       side *= n_[k];
       rest /= n_[k];
     }
@@ -125,8 +159,9 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   // Gram matrix (rows × rows) of rows that lie so far apart, of so many entries.
   void gram_matrix(Team& team, long rows, long columns, long down, long along, Small* g) const {
     g->resize(rows * rows);
-    const Matrix<double> a{at_, rows, columns, kParts, down, along, kParts == 2 ? rows * columns : 1};
-    wide_gram(team, a, reinterpret_cast<double*>(g->data()));
+    as_matrix(rows, columns, down, along, [&](const auto& a) {
+      wide_gram(team, a, reinterpret_cast<double*>(g->data()));
+    });
   }
 
   // The leading subspace P (side × r) of what a bond of size `left` and the modes from *k on make up,
@@ -153,7 +188,6 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   }
 
   // A (rows × columns) = P B: cores from *first on make up P; B takes the place of A.
-  template <class T>
   bool split_wide(Team& team, long rows, long columns, long* first, long* left, int64_t* ranks,
                   T** out) {
     if (rows >= most_) return false;
@@ -167,9 +201,11 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     };
     if (!subspace(std::move(w), *left, rows, first, 1, &p, left, &cut, each)) return false;
     if (!cut) return true;
-    b_.resize(kParts * *left * columns);
+    double* const to = b_.of(kParts * *left * columns);
     const Numbers planes = in_planes(p, rows, *left);
-    wide_project(team, kParts * rows, columns, kParts * *left, planes.data(), at_, b_.data());
+    as_matrix(rows, columns, columns, 1, [&](const auto& a) {
+      wide_project(team, a, kParts * *left, planes.data(), to);
+    });
     replaced();
     return true;
   }
@@ -204,30 +240,42 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     };
     if (!subspace(std::move(w), *right, columns, &k, -1, &p, &r, &cut, each)) return false;
     *last = k + 1, *right = r;
-    b_.resize(kParts * rows * r);
+    double* const to = b_.of(kParts * rows * r);
     if (cut) {
       Small v(columns * r);
       for (long i = 0; i < columns; i++)
         for (long b = 0; b < r; b++) v[places[i] * r + b] = conj(p[i * r + b]);
       const Numbers y = times_columns(rows, columns, in_rows(v, columns, r), r);
-      in_planes_again(y, rows, r, b_.data());
+      in_planes_again(y, rows, r, to);
     } else {
+      const double* from = planes(rows * columns);
       for (long i = 0; i < kParts * rows; i++)
-        for (long j = 0; j < columns; j++) b_[i * columns + j] = at_[i * columns + places[j]];
+        for (long j = 0; j < columns; j++) to[i * columns + j] = from[i * columns + places[j]];
     }
     replaced();
     return true;
   }
 
-  // A V for V (columns × t), of rows as in complex_rows.h.
+  // A V for V (columns × t), of rows as in complex_rows.h; the data are copied a few rows at a time.
   Numbers times_columns(long rows, long columns, const Numbers& v, long t) {
+    constexpr bool kCopied = kParts == 2 || !std::is_same_v<T, double>;
     const long wide = kParts * padded(t);
-    Numbers y(rows * wide);
-    times(rows, wide, columns, at_, columns, 1, v.data(), wide, y.data(), wide, panel_.data());
-    if (kParts == 2) {
-      const Numbers turned = i_times(v, columns, t);
-      times(rows, wide, columns, at_ + rows * columns, columns, 1, turned.data(), wide, y.data(),
-            wide, panel_.data(), false, true);
+    const bool copied = kCopied && given_;
+    const long step = copied ? std::max(8L, kCopiedAtOnce / columns) : rows;
+    Numbers y(rows * wide), some(copied ? kParts * std::min(step, rows) * columns : 0);
+    const Numbers turned = kParts == 2 ? i_times(v, columns, t) : Numbers();
+    for (long i = 0; i < rows; i += step) {
+      const long count = std::min(step, rows - i);
+      const double* from = copied ? some.data() : planes(rows * columns);
+      if (copied)
+        for (long part = 0; part < kParts; part++)
+          gather(given_ + kParts * i * columns + part, kParts, count * columns,
+                 some.data() + part * count * columns);
+      double* const to = y.data() + i * wide;
+      times(count, wide, columns, from, columns, 1, v.data(), wide, to, wide, panel_.data());
+      if (kParts == 2)
+        times(count, wide, columns, from + count * columns, columns, 1, turned.data(), wide, to,
+              wide, panel_.data(), false, true);
     }
     return y;
   }
@@ -248,15 +296,15 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
 
   // Writes the core that is left, A (left·n × right), and those on the right: all but the last are
   // made orthonormal, and the norm goes there.
-  template <class T>
   void norm_to_the_right(long k, long left, long right, int64_t* ranks, T** out) {
     long rows = left * n_[k], t = right;
+    const double* const from = planes(rows * t);
     if (rights_.empty()) {  // the last core, as it is
       for (long i = 0; i < rows; i++)
-        for (long part = 0; part < kParts; part++) *(*out)++ = static_cast<T>(at_[part * rows + i]);
+        for (long part = 0; part < kParts; part++) *(*out)++ = static_cast<T>(from[part * rows + i]);
       return;
     }
-    Numbers y = rows_of_planes(at_, rows, t);
+    Numbers y = rows_of_planes(from, rows, t);
     for (; !rights_.empty(); rights_.pop_back()) {
       const Right& next = rights_.back();
       const long kept = std::min(rows, t), across = next.n * next.after;
@@ -284,7 +332,6 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   }
 
   // Writes rows as in complex_rows.h as numbers of type T; returns where the next core begins.
-  template <class T>
   static T* put_rows(const Numbers& y, long rows, long t, T* to) {
     T* const next = to + whole_lines<T>(kParts * rows * t);
     const long wide = kParts * padded(t);
@@ -313,7 +360,6 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
 
   // A (rows × columns) = Q B, of the Gram matrix of the columns. Rows of Y, V and R hold their real
   // parts, padded to whole vectors, then their imaginary ones.
-  template <class T>
   bool split_tall(Team& team, long k, long rows, long columns, int64_t* ranks, T** out) {
     if (columns >= most_) return false;
     Small g;
@@ -327,19 +373,18 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     if (t < columns) {
       const Numbers v = in_rows(u_, columns, t);
       y = times_columns(rows, columns, v, t);
-      if (!(std::is_same_v<T, float> && sharp_ && normalise(rows, t, &y, &r)))
+      if (!(sharp_ && normalise(rows, t, kFlat, &y, &r)))
         orthonormalise(rows, t, &y, &r, nullptr);
-      b_.resize(kParts * t * columns);  // B = R Vᴴ
-      products(t, columns, wide, r.data(), v.data(), b_.data());
+      double* const to = b_.of(kParts * t * columns);  // B = R Vᴴ
+      products(t, columns, wide, r.data(), v.data(), to);
       if (kParts == 2) {
         const Numbers turned = i_times(v, columns, t);
-        products(t, columns, wide, r.data(), turned.data(), &b_[t * columns]);
+        products(t, columns, wide, r.data(), turned.data(), to + t * columns);
       }
     } else {
-      y = rows_of_planes(at_, rows, columns);
+      y = rows_of_planes(planes(rows * columns), rows, columns);
       orthonormalise(rows, t, &y, &r, known.data());
-      b_.resize(kParts * t * columns);
-      in_planes_again(r, t, columns, b_.data());
+      in_planes_again(r, t, columns, b_.of(kParts * t * columns));
     }
     *out = put_rows(y, rows, t, *out);
     replaced();
@@ -382,15 +427,15 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     return out;
   }
 
-  template <class T>
-  static T* put(const double* from, long count, T* to) {
-    for (long i = 0; i < count; i++) to[i] = static_cast<T>(from[i]);
+  template <class To>
+  static To* put(const double* from, long count, To* to) {
+    for (long i = 0; i < count; i++) to[i] = static_cast<To>(from[i]);
     return to + count;
   }
-  template <class T>
-  static T* put(const Complex* from, long count, T* to) {
+  template <class To>
+  static To* put(const Complex* from, long count, To* to) {
     for (long i = 0; i < count; i++, to += 2)
-      to[0] = static_cast<T>(from[i].re), to[1] = static_cast<T>(from[i].im);
+      to[0] = static_cast<To>(from[i].re), to[1] = static_cast<To>(from[i].im);
     return to;
   }
 
@@ -400,17 +445,20 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     for (long i = 0; i < m; i++) total += real((*g)[i * m + i]);
     if (!std::isfinite(total)) return false;
     if (tail_ < 0) tail_ = share_ * total;
-    const double allowed = std::max(tail_ - noise_ * total, 0.0);
+    // Next to roundoff energies may go only where none that stays is near what may go.
+    const bool blurred = share_ < 2 * noise_;
+    const double allowed = std::max(tail_ - (blurred ? noise_ / kRoom : noise_) * total, 0.0);
     *t = m;
     sharp_ = false;
     if (whole_ && m >= kWhole && definite(*g, m, tail_ + noise_ * total)) return unit(m);
-    if (m >= kPivoted && of_low_rank(m, *g, total, allowed, t)) return true;
+    if (m >= kPivoted && !blurred && of_low_rank(m, *g, total, allowed, t)) return true;
     Numbers values(m);
     if (!eigenvectors(m, g, values.data())) return false;
     sharp_ = true;
     long gone = 0;
     for (double sum = std::max(values[0], 0.0); gone + 1 < m && sum <= allowed;)
       sum += std::max(values[++gone], 0.0);
+    if (blurred && !(values[gone] > tail_ + noise_ * total)) return false;
     *t = m - gone;
     whole_ = whole_ && !gone;
     if (!gone) return unit(m);
@@ -432,6 +480,8 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     double missed = total;
     for (; missed > enough; rank++, missed = rows.missed()) {
       if (3 * rank >= 2 * m) return false;
+      // Early on: a flat spectrum loses its energy in equal steps.
+      if (rank == m / 4 && missed * 2 * m > total * (2 * m - 3 * rank)) return false;
       l.resize((rank + 1) * m);
       if (!rows.add(rank, least, l.data())) return false;
     }
@@ -537,8 +587,9 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   long most_ = kMost;
   double tail_ = -1;
   bool whole_ = true, sharp_ = false;  // whether the basis is of eigenvectors up to roundoff
-  const double* at_ = nullptr;  // A
-  Numbers a_, b_;
+  const T* given_ = nullptr;    // A, where it is the data themselves
+  const double* at_ = nullptr;  // A elsewhere
+  Room a_, b_;
   Small u_;
   std::vector<Right> rights_;  // from the last mode on
 };

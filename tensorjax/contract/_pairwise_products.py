@@ -146,6 +146,9 @@ def _traffic(
         moved += network.elements(step.left_labels)
     if not _suits(step.labels, following, network.reduced_output):
         moved += 2 * network.elements(step.labels)
+        if following is None and step.labels[-1:] != network.reduced_output[-1:]:
+            # Rows are no longer copied whole: several times as slow.
+            moved += 2 * network.elements(step.labels)
     return moved
 
 
@@ -204,7 +207,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns which operands and pairwise products depend on the slice index."""
+    """Returns which pairwise products, and operands of the network, depend on the slice index."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):

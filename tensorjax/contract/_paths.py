@@ -37,7 +37,7 @@ _REFINED = 3  # of which the best are refined
 _GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
 # By default a search takes a second, or as long as the greedy order takes to run at so many
 # operations a second, up to half a minute.
-_LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
+_LEAST_SECONDS, _MOST_SECONDS, _FLOPS_PER_SECOND = 1.0, 30.0, 1e10
 # Held while Python's random seed, one for all threads, is another.
 _SEEDING = threading.RLock()
 
@@ -137,7 +137,8 @@ def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], E
         return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
     found = [_by_opt_einsum(graph, opt_einsum.paths.greedy)]
     if seconds is None:
-        seconds = min(max(graph.first_cost(path_cost(graph, found[0])) / _RATE, _LEAST), _MOST)
+        greedy = graph.first_cost(path_cost(graph, found[0])) / _FLOPS_PER_SECOND
+        seconds = min(max(greedy, _LEAST_SECONDS), _MOST_SECONDS)
         seconds = seconds if n > _WHOLE else math.inf
     effort = Effort(seconds - n * _GREEDY)
     random_greedy = opt_einsum.path_random.RandomGreedy

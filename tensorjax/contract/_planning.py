@@ -205,7 +205,7 @@ class Plan:
         return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
-        """Formats a contraction plan as a text table: products with operations and bytes.
+        """Formats a plan as a text table: its order of products, with operations and bytes.
 
         Returns:
           Text of several lines, the costs of forward and forward + backward at its end.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg, mera, tt
-from tensorjax._cores.contractions import absorb, join, merge, times_right
+from tensorjax._cores.contractions import absorb, join, merge, times_mode, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import balanced
@@ -336,7 +336,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts two neighbouring cores, to be converted, in the gauge for disentanglers."""
+        """Contracts neighbouring cores to be converted to a MERA, in disentanglers' gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             first, r = left_qr(first)
@@ -404,7 +404,7 @@ def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], C
         purse.spend(discarded)
         ws.append(u.reshape(*below, -1))
         tails.append(discarded)
-        x = linalg.matmul(linalg.adjoint(u)[None], x)
+        x = times_mode(x, linalg.adjoint(u))
         if block[0] > 0:
             carry, x = right_lq(x)
         coarse.append(x)

@@ -46,7 +46,6 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._convolution_base import ConvPlan, TensorConv
     from tensorjax.nn._convolution_conversion import from_conv, to_conv
     from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
-    from tensorjax.nn._dense_weights import Certificate
     from tensorjax.nn._embeddings.embedding import (
         CPEmbedding,
         PaddedEmbed,
@@ -73,6 +72,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._models.summary import certificates, summary
     from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, TTMatrix, Tucker
+    from tensorjax.nn._weight_conversion import Certificate
 
 __all__ = [
     "CP",

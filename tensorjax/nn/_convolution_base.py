@@ -248,7 +248,7 @@ class TensorConv(TensorLayer):
     def _step(
         self, x: jax.Array, axes: tuple[int, ...], kernel: jax.Array, padding: Any
     ) -> jax.Array:
-        """Convolves over one or few spatial axes of a plan, with strides, padding, dilation."""
+        """Applies one small convolution of the plan, of any format, over some spatial axes."""
         count = len(self.kernel_size)
 
         def there(values: Sequence[Any], other: Any) -> list[Any]:

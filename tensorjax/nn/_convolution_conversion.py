@@ -11,7 +11,8 @@ from tensorjax import _check
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
-from tensorjax.nn._dense_weights import (
+from tensorjax.nn._parameters import MAX_BYTES
+from tensorjax.nn._weight_conversion import (
     Certificate,
     Gates,
     certify,
@@ -23,7 +24,6 @@ from tensorjax.nn._dense_weights import (
     set_rest,
     set_tucker,
 )
-from tensorjax.nn._parameters import MAX_BYTES
 
 ConvFormat = Literal["tt", "tucker", "cp", "low rank"]
 _CLASSES: dict[str, type[TensorConv]] = {

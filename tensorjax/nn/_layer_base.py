@@ -8,10 +8,10 @@ import jax
 from flax import nnx
 
 from tensorjax.nn import _initializers, _weight_networks
-from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import ones, parameter_count, values
+from tensorjax.nn._weight_conversion import Certificate, certificates
 from tensorjax.nn._weight_networks import WeightNetwork
 
 

@@ -1,12 +1,15 @@
 """Conversion of dense linear layers to tensorised ones, with certified errors, and back."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, cast, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args, overload
 
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._dense_weights import (
+from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
+from tensorjax.nn._parameters import MAX_BYTES, mark_linear
+from tensorjax.nn._weight_conversion import (
     Certificate,
     Gates,
     certify,
@@ -19,9 +22,6 @@ from tensorjax.nn._dense_weights import (
     set_rest,
     set_tucker,
 )
-from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._linear_layers import TTLinear, TTMatrixLinear, TuckerLinear
-from tensorjax.nn._parameters import MAX_BYTES, mark_linear
 
 Format = Literal["tt", "tt-matrix", "tucker"]
 
@@ -179,17 +179,20 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
             "layer: expected a tensorised linear layer such as TTLinear, got "
             f"{type(layer).__name__}; embeddings are exported by tensorjax.nn.to_embedding"
         )
-    weight = layer.weight(max_bytes=max_bytes)
-    new = nnx.Linear(
-        layer.in_features,
-        layer.out_features,
-        use_bias=layer.bias is not None,
-        dtype=layer.dtype,
-        param_dtype=weight.dtype,
-        precision=layer.precision,  # type: ignore[arg-type]  # flax's alias, which is narrower
-        kernel_init=lambda *_: weight,
-        rngs=nnx.Rngs(0),
-    )
+    options = dense_options(layer, layer.weight(max_bytes=max_bytes))
+    new = nnx.Linear(layer.in_features, layer.out_features, **options)
     if layer.bias is not None:
         new.bias = cast(nnx.Param, layer.bias.copy())
     return new
+
+
+def dense_options(layer: TensorLinear, weight: Any) -> dict[str, Any]:
+    """Converts a tensorised linear layer's options to those of a dense one of a given weight."""
+    return {
+        "use_bias": layer.bias is not None,
+        "dtype": layer.dtype,
+        "param_dtype": weight.dtype,
+        "precision": layer.precision,
+        "kernel_init": lambda *_: weight,
+        "rngs": nnx.Rngs(0),
+    }

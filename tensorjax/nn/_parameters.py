@@ -71,7 +71,7 @@ def settle(layer: nnx.Module, given: nnx.Param) -> None:
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Raises ValueError if a tensorised layer's dense weight would exceed a limit of bytes."""
+    """Raises ValueError if parameters stand for a dense array of more bytes than a limit."""
     _check.number("max_bytes", most, low=0, finite=False)
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:

@@ -11,7 +11,6 @@ from tensorjax._typing import DTypeLike, PrecisionLike
 from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_conversion import ConvFormat, from_conv
 from tensorjax.nn._convolution_layers import CPConv, LowRankConv, TTConv, TuckerConv
-from tensorjax.nn._dense_weights import Certificate
 from tensorjax.nn._embeddings.embedding import (
     CPEmbedding,
     PaddedEmbed,
@@ -24,6 +23,7 @@ from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 from tensorjax.nn._linear_layers import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
+from tensorjax.nn._weight_conversion import Certificate
 
 
 @dataclasses.dataclass(frozen=True)

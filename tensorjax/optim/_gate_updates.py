@@ -152,7 +152,7 @@ def gates_moved(
 def core_masks(
     layer: Layer, of_gates: dict[int, jax.Array], both: Callable[[Any, Any], Any]
 ) -> Iterator[tuple[int, jax.Array]]:
-    """Yields each core of a layer with a mask that tells which indices of its bonds are pruned.
+    """Yields each core with a mask of the bond indices that the updates of rank gates prune.
 
     Args:
       of_gates: by position of the gate, one entry for each index of the bond.

@@ -61,7 +61,7 @@ class Schedule:
         return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
     def tick(self, count: jax.Array) -> jax.Array:
-        """Returns the number of the last event due: even a change of bond bases, odd a rank cut.
+        """Returns the last event's number in the options' schedule: odd for a rank cut.
 
         They go on after ``by``, for what was undone.
         """

@@ -164,7 +164,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Gives shrunk copies of a stacked layer equal ranks by keeping some zero-gate indices."""
+    """Shrinks a stacked layer's copies to equal ranks: keeps some indices of zero gates."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:

@@ -89,7 +89,7 @@ class Stacks:
         return jax.tree.unflatten(self.structure, out)
 
     def siblings(self, layout: Layout) -> list[list[int]]:
-        """Returns, for every layer stacked by `nnx.vmap`, the numbers of its single layers."""
+        """Returns, for each stacked layer in a parameter tree, the numbers of its single ones."""
         tops = {
             _key(path[: len(path) - next(n for _, n in parts(path))])
             for path, count in zip(self.paths, self.axes, strict=True)

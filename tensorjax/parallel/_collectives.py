@@ -122,7 +122,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to an array inside `jax.shard_map`, to add it to one of more axes.
+    """Prepends axes of size one inside `jax.shard_map`, so that a collective's operands broadcast.
 
     The tests forbid rank promotion.
     """
@@ -137,7 +137,7 @@ def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies column-sharded x by w, a collective that passes blocks around a ring.
+    """Collective all-gather and product: passes column blocks of x around a ring, multiplied by w.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.
@@ -162,7 +162,7 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
 
 
 def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
-    """Multiplies x by w and reduce-scatters columns, a collective whose sums pass around a ring.
+    """Collective product and reduce-scatter: sums of columns of x times w pass around a ring.
 
     Args:
       x: (…, rows), another one on each device.

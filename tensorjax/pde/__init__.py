@@ -57,9 +57,9 @@ from tensorjax.pde._observables.values_and_moments import evaluate, mass, moment
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.kramers_and_potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.oscillators_and_populations import Duffing, LotkaVolterra, VanDerPol
-from tensorjax.pde._problems.potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController

@@ -25,8 +25,7 @@ from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
-from tensorjax.pde._generators.coordinate_motion import Motion, rates_of_motion
-from tensorjax.pde._generators.generator_inputs import Gauge, Setting
+from tensorjax.pde._generators.inputs_and_motion import Gauge, Motion, Setting, rates_of_motion
 from tensorjax.pde._generators.normal_component import (
     among,
     filtered,

@@ -15,9 +15,9 @@ from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Mi
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
 from tensorjax.pde._problems.financial_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.kramers_and_potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.oscillators_and_populations import Duffing, LotkaVolterra, VanDerPol
-from tensorjax.pde._problems.potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 

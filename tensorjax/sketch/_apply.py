@@ -27,7 +27,7 @@ from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, ac
 from tensorjax.sketch._train_input import project_train
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
-_LEAST = 16  # rows in the smallest block of them that a program is compiled for
+_LEAST_ROWS = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 _MOST_SHAPES = 64  # of rows for which a map keeps that NumPy serves them
 
@@ -202,12 +202,12 @@ def _blocks(count: int, most: int) -> list[int]:
     blocks = [most] * (count // most)
     rest = count % most
     while rest:
-        whole = 1 << max(_LEAST.bit_length() - 1, rest.bit_length() - 1)
+        whole = 1 << max(_LEAST_ROWS.bit_length() - 1, rest.bit_length() - 1)
         if whole < rest <= whole + whole // 2:
             blocks.append(whole)
             rest -= whole
         else:
-            blocks.append(min(most, max(_LEAST, 1 << (rest - 1).bit_length())))
+            blocks.append(min(most, max(_LEAST_ROWS, 1 << (rest - 1).bit_length())))
             rest = 0
     return blocks
 
@@ -294,6 +294,9 @@ def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
 
 # Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
+# Columns of a strip; and bytes of a column of rows, or rows of the map, up to which a product is
+# made strip by strip.
+_STRIP, _FEW = 1024, 128
 # Rows times the square of the largest TT-rank up to which the first modes are mapped first:
 # products of so few matrices, each with long rows, cost a BLAS less than one with few columns.
 _LONG_ROWS = 512
@@ -307,13 +310,8 @@ def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array,
     with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):
             matrix = np.asarray(p.matrix)
-            # Of few rows a BLAS takes less time with the map as the first factor.
-            few = len(rows) < len(matrix) and rows.dtype.itemsize == 4
             y = aligned((len(rows), len(matrix)), rows.dtype)
-            if few:
-                y[...] = (matrix @ rows.T).T
-            else:
-                np.matmul(rows, matrix.T, out=y)
+            _times_transpose(rows, matrix, y)
             y *= 1 / math.sqrt(p.out_size)
         else:
             y = _kronecker(p, rows)
@@ -321,6 +319,23 @@ def _project_by_numpy(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array,
         # A finite sum of squares means finite entries, in a fifth of the time.
         finite = math.isfinite(np.vdot(flat, flat).real) or bool(np.isfinite(y).all())
     return on_device([y.reshape(*lead, p.out_size)])[0], finite
+
+
+def _times_transpose(rows: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
+    """Multiplies rows by the transpose of a dense map on the host; few long ones strip by strip.
+
+    A BLAS spends most of the time of a product with so few results on packing what it reads once.
+    """
+    few = 1 < len(rows) <= _FEW // rows.dtype.itemsize and len(matrix) <= _FEW
+    count = rows.shape[1] // _STRIP if few else 0
+    if count < 2:
+        np.matmul(rows, matrix.T, out=out)
+        return
+    whole = count * _STRIP
+    strips = rows[:, :whole].reshape(len(rows), count, _STRIP).transpose(1, 0, 2)
+    of_map = matrix[:, :whole].reshape(len(matrix), count, _STRIP).transpose(1, 2, 0)
+    np.matmul(rows[:, whole:], matrix[:, whole:].T, out=out)
+    out += (strips @ of_map).sum(0)
 
 
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:

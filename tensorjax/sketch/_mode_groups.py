@@ -21,9 +21,9 @@ _BUILD = 4.0  # computing one element of a merged core
 _PAD = 4.0  # copying one element into a padded input
 _STEP = 2e4  # launching one product
 # Of `choose_cut`:
-_MOST = 24  # multiplications for each element read that still cost less than reading it by XLA
+_MOST_PRODUCTS = 24  # multiplications for each element read that cost less than XLA's reading
 _CACHED = 2**15  # elements of the accumulator that stay in cache
-_LEAST = 16  # contiguous elements, one SIMD vector
+_VECTOR = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
@@ -88,12 +88,12 @@ def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
       m: (m_1, …, m_d).
       ranks: (r_0, …, r_d) of the map.
     """
-    best, most = 0, float(_MOST)
+    best, most = 0, float(_MOST_PRODUCTS)
     for s in range(1, len(n)):
         columns = math.prod(m[:s]) * ranks[s]
         products = columns * (1 + math.prod(m[s:]) / math.prod(n[:s]))
         row = columns * math.prod(n[s:])  # sums that should stay in the cache
-        if products <= most and row <= _CACHED and math.prod(n[s:]) >= _LEAST:
+        if products <= most and row <= _CACHED and math.prod(n[s:]) >= _VECTOR:
             best, most = s, products
     return best
 

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 from tensorjax import _extras, _other_names
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import functions, patches, quantics
+from tensorjax.tt._arrays.dense_products import dense_before, dense_product
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing_and_concatenation import (
@@ -62,7 +63,7 @@ from tensorjax.tt._arrays.trace_diagonal_pinv import (
     pinv,
     trace,
 )
-from tensorjax.tt._bilinear_forms import bilinear_form, pairwise_inner
+from tensorjax.tt._bilinear_forms_and_pairs import bilinear_form, pairwise_inner
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
@@ -100,14 +101,7 @@ from tensorjax.tt._manifold.tangent_space import (
     tangent_sum,
     transport,
 )
-from tensorjax.tt._products import (
-    dense_before,
-    dense_product,
-    hadamard,
-    linear_combination,
-    matmul,
-    matvec,
-)
+from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integral_info import IntegrateInfo
 from tensorjax.tt._quadrature.integrate import integrate
 from tensorjax.tt._rank_padding import effective_ranks, pad, trim

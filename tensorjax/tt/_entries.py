@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
-from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.contractions import merge, times_slices
 from tensorjax._cores.scaling import NORM_NEAR, norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
-from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.choice import choose_alike, choose_kernel
 from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed
@@ -32,14 +32,8 @@ from tensorjax._typing import ArrayLike
 _GATHER_LIMIT = 2**25
 # Most elements in a table of multiplied cores: at the ends of a train, and in between.
 _END_TABLE, _TABLE = 2**22, 2**17
-# Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
-_ROWS, _GATHER = 2**16, 2**18
-# For mode sizes up to this, all slices are multiplied and one is picked: gathering costs more.
-_FEW = 4
-# With at least so many rows per index, and elements per matrix, rows are grouped by their index.
-_SHARED, _MATRIX = 64, 256
-# Rows per index from which on slices are laid out one after another before they are gathered.
-_AGAIN = 8
+# Entries evaluated together: so that they fit into the caches.
+_ROWS = 2**16
 
 
 @placed
@@ -97,14 +91,13 @@ def _at_once(t: Any, indices: Any) -> jax.Array | None:
     known = signature(t)
     if known is None or known.kind is not TT or type(indices) is not np.ndarray:
         return None
-    (*batch, last), count = indices.shape or (0,), len(known.shapes)
-    if len(batch) != 1 or last != count or indices.dtype != np.int64:
+    shape = indices.shape
+    if len(shape) != 2 or shape[1] != len(known.shapes) or indices.dtype != np.int64:
         return None
-    facts = {"shapes": known.shapes, "batch": batch[0]}
-    if choose_kernel("tt.evaluate, entries", t.cores, HOST, **facts) is not CPP:
+    if choose_alike("tt.evaluate, entries", HOST, known, shape[0]) is not CPP:
         return None
     try:
-        return on_device([entries(t, indices, ())])[0]
+        return on_device([_by_cpp(t, indices)])[0]
     except ValueError:  # an index out of range, or another dtype: `evaluate` says which
         return None
 
@@ -265,7 +258,7 @@ def _piece(
         if grown > most:
             v, e = linalg.normalized(v, 1)
             powers, grown = powers + e[:, 0], 0.0
-        v = _times(v, table, row)
+        v = times_slices(v, table, row)
     rescaled = powers.any() if isinstance(powers, np.ndarray) else powers
     return linalg.scaled(v[:, 0], powers) if rescaled else v[:, 0]
 
@@ -276,40 +269,3 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i
     return row
-
-
-def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by the core slices of their indices, for train entries by NumPy."""
-    r, m, s = table.shape
-    count = len(rows)
-    if count == 1:
-        return v @ table[:, rows[0]]
-    if m <= _FEW:
-        every = absorb(v, table)
-        return every[np.arange(count), rows]
-    if count >= _SHARED * m and r * s >= _MATRIX:
-        return _sorted_times(v, table, rows)
-    if count >= _AGAIN * m:
-        matrices = np.ascontiguousarray(table.transpose(1, 0, 2))  # what is gathered lies together
-    else:
-        matrices = table.transpose(1, 0, 2)
-    step = max(1, _GATHER // (r * s))
-    if count <= step:
-        return (v[:, None] @ matrices[rows])[:, 0]
-    pieces = [slice(k, k + step) for k in range(0, count, step)]
-    out = [(v[p, None] @ matrices[rows[p]])[:, 0] for p in pieces]
-    return np.concatenate(out)
-
-
-def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by core slices by NumPy as `_times`, with one product per index."""
-    order = np.argsort(rows, kind="stable")
-    ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
-    v = v[order]
-    out = np.empty((len(rows), table.shape[2]), v.dtype)
-    start = 0
-    for index, end in enumerate(ends):
-        if end > start:
-            out[order[start:end]] = v[start:end] @ table[:, index]
-        start = end
-    return out

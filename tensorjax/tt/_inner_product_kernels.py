@@ -17,13 +17,14 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.conditions import MOST_SINGLE
+from tensorjax._kernels.conditions import MOST_COMPLEX, MOST_SINGLE
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._kernels.train_signatures import remember
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt._entries import on_host
-from tensorjax.tt._exact_arithmetic import common_dtype, conj, mode_sums
+from tensorjax.tt._exact_arithmetic import conj
+from tensorjax.tt._product_kernels import common_dtype, mode_sums
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
@@ -43,7 +44,7 @@ def inner_on_host(x: TT, y: TT) -> jax.Array | None:
 
 
 def in_one_call(x: TT, y: TT) -> jax.Array:
-    """Computes the inner product of two real trains by one call of the C++ kernel, once chosen."""
+    """Computes the inner product of two trains by one call of the C++ kernel, once chosen."""
     return _overlap_in_one_call(x.cores, y.cores)
 
 
@@ -121,8 +122,9 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     if chosen is CPP:
         if kind == "norm":
             return _overlap_in_one_call(x.cores, ())
-        # Long ones of single precision are served so for their entries alone.
-        if dtype == np.float64 or _multiplications(shapes, False) <= MOST_SINGLE:
+        # Long ones of other types are served so for their entries alone.
+        most = MOST_COMPLEX if dtype.kind == "c" else MOST_SINGLE
+        if dtype == np.float64 or _multiplications(shapes, False) <= most:
             remember(kind, x, y)
         return in_one_call(x, y)
     if chosen is PROGRAM:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
 from tensorjax._formats.overflow_checks import held, power_of_ten
@@ -22,6 +22,7 @@ from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._exact_arithmetic import conj
 from tensorjax.tt._folding import as_train
+from tensorjax.tt._inner_product_derivatives import differentiable_inner, differentiable_norm
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
 
@@ -55,9 +56,9 @@ def inner(x: Train, y: Train) -> jax.Array:
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
-    large ones) are NumPy's, with nothing compiled; later ones of real trains are one call of these
-    sweeps, float32 in double precision, and may differ by roundoff; long ones of float32, and those
-    of complex trains, are programs.
+    large ones) are NumPy's, with nothing compiled; later ones are one call of C++, in double
+    precision whatever the dtype, and may differ by roundoff; long ones of float32 or of complex
+    trains are programs.
     """
     if is_known("inner", x, y):
         return _held(_inner_product_kernels.in_one_call(cast(TT, x), cast(TT, y)), x, y)
@@ -68,7 +69,10 @@ def inner(x: Train, y: Train) -> jax.Array:
 def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
     value = _inner_product_kernels.inner_on_host(cast(TT, x), cast(TT, y))
-    return _held(_inner(x, y) if value is None else value, x, y)
+    if value is None:
+        program = _inner_by_rule if _check.is_traced(x, y) else _inner
+        value = program(cast(TT, x), cast(TT, y))
+    return _held(value, x, y)
 
 
 def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
@@ -79,6 +83,9 @@ def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
     return linalg.scaled(*_inner_product_kernels.overlap(conj(x), y))
+
+
+_inner_by_rule = differentiable_inner(lambda x, y: _inner(x, y))
 
 
 @placed
@@ -111,7 +118,8 @@ def norm(x: TT | TTMatrix) -> jax.Array:
     Source: Oseledets (2011), section 4.2.
     """
     value = _inner_product_kernels.norm_on_host(cast(TT, x))
-    value = _norm(x) if value is None else value
+    if value is None:
+        value = (_norm_by_rule if _check.is_traced(x) else _norm)(cast(TT, x))
     powers = functools.partial(_inner_product_kernels.norm_powers, cast(TT, x))
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
@@ -126,6 +134,9 @@ def _norm(x: TT) -> jax.Array:
     none = rest <= 0
     root = jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, rest)))
     return jnp.ldexp(root, half)
+
+
+_norm_by_rule = differentiable_norm(lambda x: _norm(x))
 
 
 @placed

@@ -1,29 +1,23 @@
-"""Products and sums of trains, exact or rounded on the way; products with dense arrays."""
+"""Products and weighted sums of trains, exact or rounded on the way."""
 
-import functools
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, contract, linalg
+from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
-from tensorjax._cores.scaling import near_one
 from tensorjax._formats.arithmetic_operators import in_range, is_scalar
-from tensorjax._formats.trains import TT, TTMatrix, known, single
-from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import NUMPY
+from tensorjax._formats.trains import TT, Train, TTMatrix, known, single
 from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
 from tensorjax._typing import Key
-from tensorjax.tt import _exact_arithmetic
+from tensorjax.tt import _product_kernels
 from tensorjax.tt._broadcasting import broadcast_aligned
-from tensorjax.tt._exact_arithmetic import add, exact_hadamard, exact_product, scale
+from tensorjax.tt._exact_arithmetic import add, scale
 from tensorjax.tt._folding import fold, unfold
+from tensorjax.tt._product_kernels import exact_hadamard, exact_product
 from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
@@ -32,8 +26,6 @@ from tensorjax.tt._rounding.sums_of_products import (
     shape_of,
     term_of,
 )
-
-Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed
@@ -46,7 +38,7 @@ def hadamard(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """Multiplies two trains entry by entry, exactly (TT-ranks multiply) or with rounding.
+    """Computes the entrywise (Hadamard) product of trains, exactly (TT-ranks multiply) or rounded.
 
     Args:
       x: TT or TTMatrix.
@@ -71,24 +63,23 @@ def hadamard(
       >>> tt.hadamard(two + two, two + two, rank=1).ranks
       (1, 1, 1)
 
-    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. Large real
+    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. Real
     products are written by compiled code in programs for a single CPU device. The first exact
     products of one shape of concrete trains on a CPU (ten small ones, three large ones) are
     NumPy's, with nothing compiled, and later ones one call of compiled code; so are those of
     `matvec` and `matmul` but for long sums over modes, which are NumPy's or a program's: others sum
-    in another order and may differ by roundoff. Of
-    concrete trains on a CPU the cores are scaled by powers of two where a product of cores would
-    leave the range of the dtype; under a transformation and on other devices bring the trains into
-    range first (`normalize`).
+    in another order and may differ by roundoff. The
+    cores of one factor are scaled by powers of two where a product of cores would leave the range
+    of the dtype, here and in `matvec` and `matmul`.
     """
     if tol is None and rank is None and is_known("hadamard", x, y):
-        return _exact_arithmetic.in_one_call(x, y, "hadamard")
+        return _product_kernels.in_one_call(x, y, "hadamard")
     x, y = broadcast_aligned(x, y)
     for name, t in (("x", x), ("y", y)):
         if t.cores[0].ndim != t._core_ndim:  # all else has been asked
             single(name, t)
     if tol is None and rank is None:
-        done = _exact_arithmetic.product(x, y, "hadamard", x.cores[0].dtype)
+        done = _product_kernels.product(x, y, "hadamard", x.cores[0].dtype)
         return exact_hadamard(x, y) if done is None else done
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
@@ -106,7 +97,7 @@ def matvec(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Multiplies a TT-matrix by a train, A x, exactly (TT-ranks multiply) or with rounding.
+    """Computes the product A x of a TT-matrix and a train, exactly (TT-ranks multiply) or rounded.
 
     Args:
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.
@@ -132,7 +123,7 @@ def matvec(
     ``rank`` is served by compiled sweeps for real trains, as in `round`.
     """
     if tol is None and rank is None and is_known("matvec", a, x):
-        return _exact_arithmetic.in_one_call(a, x, "matvec")
+        return _product_kernels.in_one_call(a, x, "matvec")
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
     known("a", a)
@@ -140,7 +131,7 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        done = _exact_arithmetic.product(a, x, "matvec")
+        done = _product_kernels.product(a, x, "matvec")
         return exact_product(a, x, matvec_core, TT) if done is None else done
     return rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
@@ -155,7 +146,7 @@ def matmul(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """Multiplies two TT-matrices, A B, exactly (TT-ranks multiply) or with rounding.
+    """Computes the product A B of TT-matrices, exactly (TT-ranks multiply) or rounded.
 
     Args:
       a: TTMatrix.
@@ -179,7 +170,7 @@ def matmul(
     Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`.
     """
     if tol is None and rank is None and is_known("matmul", a, b):
-        return _exact_arithmetic.in_one_call(a, b, "matmul")
+        return _product_kernels.in_one_call(a, b, "matmul")
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
     known("a", a)
@@ -187,7 +178,7 @@ def matmul(
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
-        done = _exact_arithmetic.product(a, b, "matmul")
+        done = _product_kernels.product(a, b, "matmul")
         return exact_product(a, b, matmul_core, TTMatrix) if done is None else done
     return unfold(rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
@@ -306,102 +297,3 @@ def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
 
 def _product(first: Any, second: TT) -> TT:
     return hadamard(first, second) if isinstance(first, TT) else matvec(first, second)
-
-
-@placed
-def dense_product(a: TTMatrix, x: Any) -> jax.Array:
-    """Multiplies a TT-matrix by a dense array, the operator ``a @ x``, as `numpy.matmul`.
-
-    Args:
-      a: TTMatrix of shape (M, N), of which no dense matrix is made.
-      x: (N,), or (…, N, K); integers and Booleans become floating.
-
-    Returns:
-      (M,), or (…, M, K).
-
-    Raises:
-      ValueError: another size than N, or no axis.
-    """
-    single("a", a, TTMatrix)
-    x = _dense_operand(a, x, 1 if np.ndim(x) == 1 else -2, 1)
-    *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)  # a vector is one column
-    size = (*lead, a.shape[0], last) if x.ndim > 1 else (a.shape[0],)
-    return _dense_product(a, x, (math.prod(lead), *a.col_shape, last), size, transposed=False)
-
-
-@placed
-def dense_before(a: TTMatrix, x: Any) -> jax.Array:
-    """Multiplies a dense array by a TT-matrix, the operator ``x @ a``, as `numpy.matmul`.
-
-    Args:
-      a: TTMatrix of shape (M, N), of which no dense matrix is made.
-      x: (…, M).
-
-    Returns:
-      (…, N).
-
-    Raises:
-      ValueError: another size than M, or no axis.
-    """
-    single("a", a, TTMatrix)
-    x = _dense_operand(a, x, -1, 0)
-    lead = x.shape[:-1]
-    size = (*lead, a.shape[1])
-    return _dense_product(a, x, (math.prod(lead), *a.row_shape, 1), size, transposed=True)
-
-
-def _dense_operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
-    """Converts the dense factor of a TT-matrix product to an array; ValueError if sizes differ."""
-    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
-    if not jnp.issubdtype(array.dtype, jnp.inexact) and array.dtype.kind in "biu":
-        array = array.astype(a.dtype)
-    array = _check.inexact("x", array)
-    axis = axis if array.ndim else 0
-    if array.ndim == 0 or array.shape[axis if axis < 0 else 0] != a.shape[side]:
-        what = "columns" if side else "rows"
-        raise ValueError(
-            f"x: expected {a.shape[side]} entries along the axis that is summed over (the {what} "
-            f"of a {a.shape}), got shape {array.shape}"
-        )
-    return array
-
-
-def _dense_product(
-    a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
-) -> jax.Array:
-    """Contracts a TT-matrix, or its transpose, with a dense array, by NumPy or a JAX program."""
-    dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
-    if not math.prod(shape):
-        return on_device([np.zeros(size, dtype)])[0]
-    middle = [
-        c.shape if not transposed else (*c.shape[:1], *c.shape[2:0:-1], c.shape[3]) for c in a.cores
-    ]
-    plan = functools.cache(lambda: contract.plan(_expression(a.order), shape, *middle))
-    held = a.cores if linalg.is_host(x) else (*a.cores, x)
-    facts = {"key": ("dense product", shape, transposed), "work": lambda: plan().flops}
-    if choose_kernel("tt.TTMatrix @ array", held, dtype=np.dtype(dtype), **facts) is NUMPY:
-        host = [np.asarray(x), *map(np.asarray, a.cores)]
-        arrays, exponent = _scaled_operands(host, shape, dtype, transposed)
-        return on_device([linalg.scaled(plan().on_host(*arrays), exponent).reshape(size)])[0]
-    arrays, exponent = _scaled_operands([jnp.asarray(x), *a.cores], shape, dtype, transposed)
-    out = contract.einsum(_expression(a.order), *arrays, precision=jax.lax.Precision.HIGHEST)
-    return linalg.scaled(out, exponent).reshape(size)
-
-
-def _scaled_operands(
-    arrays: Sequence[Any], shape: tuple[int, ...], dtype: Any, transposed: bool
-) -> tuple[list[Any], Any]:
-    """Casts and scales the arrays of a TT-matrix times dense array; returns the exponent too."""
-    x, *cores = (c.astype(dtype) for c in arrays)
-    cores, exponent = near_one([c.swapaxes(1, 2) for c in cores] if transposed else cores)
-    return [x.reshape(shape), *cores], exponent
-
-
-def _expression(order: int) -> str:
-    """Returns the einsum expression of the product of a TT-matrix with a dense array."""
-    names: Sequence[str] = [chr(0x100 + k) for k in range(3 * order + 3)]  # letters are too few
-    rows, columns, bonds = names[:order], names[order : 2 * order], names[2 * order : 3 * order + 1]
-    first, last = names[-2:]
-    pairs = zip(bonds[:-1], rows, columns, bonds[1:], strict=True)
-    terms = [first + "".join(columns) + last, *("".join(p) for p in pairs)]
-    return f"{','.join(terms)}->{first}{''.join(rows)}{last}"

@@ -20,7 +20,13 @@ from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint, epsilon
 from tensorjax.linalg._gram import host_energy, host_gram
 from tensorjax.linalg._qr import orthonormalized, qr
-from tensorjax.linalg._subspaces.method_choice import GRAM_NOISE, Method, admitted, gram_floor
+from tensorjax.linalg._subspaces.method_choice import (
+    GRAM_ERROR,
+    GRAM_NOISE,
+    Method,
+    admitted,
+    gram_floor,
+)
 from tensorjax.linalg._svd_eigh_polar import eigh, svd
 
 # Number of entries converted to a wider dtype at a time.
@@ -142,7 +148,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
         w, v = _eigenbasis(g, a.dtype, asked)
     w = np.maximum(w, 0)
     if _too_coarse(w, asked):
-        return _refined(a, w, v, asked, right)
+        return _cut_in_gap(w, v, asked) or _refined(a, w, v, asked, right)
     return _cut(w, v, asked)
 
 
@@ -219,6 +225,24 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
     rank = rank if asked.cap is None else min(rank, asked.cap)
     lost = float(suffix[len(w) - rank - 1]) if rank < len(w) else 0.0
     return Subspace(v[:, :rank], w[:rank], lost, total)
+
+
+def _cut_in_gap(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace | None:
+    """Truncates a subspace on the host by energies near roundoff, if none is near the tail.
+
+    Energies are wrong by a few eps of the total: where those that go add up to less than the tail
+    in spite of that, and the least that stays is larger than it, the rank is that of exact ones.
+    """
+    suffix = np.cumsum(w[::-1])
+    total = float(suffix[-1])
+    allowed, eps = asked.part * _tail(total, asked), gram_floor(w.dtype, 1) * total
+    dropped = int(np.searchsorted(suffix, allowed - GRAM_ERROR * eps, side="right"))
+    rank = len(w) - dropped
+    if not rank or not w[rank - 1] > allowed + GRAM_NOISE * eps:
+        return None
+    if asked.cap is not None and rank > asked.cap:
+        return None
+    return Subspace(v[:, :rank], w[:rank], float(suffix[dropped - 1]) if dropped else 0.0, total)
 
 
 def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
@@ -438,6 +462,15 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
 def least_share(dtype: Any) -> float:
     """Returns the least share of energy that a Gram matrix of a small host array can discard."""
     return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
+
+
+@functools.cache
+def least_share_of_gaps(dtype: Any) -> float:
+    """Returns the least share that the Gram matrix of a host array can discard next to a gap.
+
+    See `_cut_in_gap`: beyond its error, something has to be left for what is discarded.
+    """
+    return 1.25 * GRAM_ERROR * gram_floor(np.result_type(dtype, np.float64), 1)
 
 
 def small_leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:

@@ -37,7 +37,7 @@ from tensorjax.linalg._subspaces.spectrum import (
 
 
 class Basis(NamedTuple):
-    """Leading left singular subspace of a matrix, and the energies inside and outside it.
+    """Truncated basis: the leading left singular subspace, energies inside and outside it.
 
     Attributes:
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
@@ -134,7 +134,7 @@ def _host_basis(a: Any, tail: Any, share: Any, key: Any, rank: int | None, metho
 
 
 def _is_in_range(found: Basis, a: np.ndarray) -> bool:
-    """Whether a basis was truncated with squares in range, by its largest singular value."""
+    """Whether the truncated basis came of squares in range, by its largest singular value."""
     if not found.energies.size:
         return True
     largest, info = found.energies[..., 0], jnp.finfo(a.dtype)

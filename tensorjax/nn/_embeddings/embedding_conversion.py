@@ -5,7 +5,10 @@ from typing import Any
 
 from flax import nnx
 
-from tensorjax.nn._dense_weights import (
+from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._parameters import MAX_BYTES
+from tensorjax.nn._weight_conversion import (
     Certificate,
     Gates,
     certify,
@@ -17,9 +20,6 @@ from tensorjax.nn._dense_weights import (
     parameters,
     set_rest,
 )
-from tensorjax.nn._embeddings.embedding import PaddedEmbed, TTEmbedding
-from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._parameters import MAX_BYTES
 
 
 def from_embedding(
@@ -128,12 +128,17 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
             "layer: expected a compressed embedding such as TTEmbedding, got "
             f"{type(layer).__name__}; linear layers are exported by tensorjax.nn.to_linear"
         )
-    table = layer.table(max_bytes=max_bytes)
-    return nnx.Embed(
+    return dense_embedding(layer, layer.table(max_bytes=max_bytes), nnx.Embed)
+
+
+def dense_embedding(layer: Embedding, table: Any, kind: Any, **options: Any) -> Any:
+    """Builds a dense embedding of a kind with a compressed one's sizes and dtype, and a table."""
+    return kind(
         layer.num_embeddings,
         layer.features,
         dtype=layer.dtype,
         param_dtype=table.dtype,
         embedding_init=lambda *_: table,
         rngs=nnx.Rngs(0),
+        **options,
     )

@@ -17,7 +17,7 @@ from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._embeddings.xla_lookup import Request
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
-_FEW = 256
+_FEW_IDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def make_plan(
         return dataclasses.replace(plan, _request=request, dense_above=above)
     wanted = capacity
     if wanted is None:
-        wanted = count if count < _FEW else default_capacity(count)
+        wanted = count if count < _FEW_IDS else default_capacity(count)
     wanted = min(wanted, rows + 2)  # a padding id and one out of range count too
     distinct = wanted < count
     made = wanted if distinct else max(count, 1)
@@ -178,18 +178,18 @@ _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 # Nanoseconds of a training step, by the whole matrix and by compiled code: fitted to times on one
-# core of a Xeon, of uniform ids, in tables of 2,000 to 50,000 rows of 8 to 256, of ranks 8 to 64.
+# core of a Xeon, of uniform ids, in tables of 1,000 to 30,000 rows of 16 to 256, of ranks 8 to 64.
 _MADE = 6.0  # an element of the matrix: made, and its gradient brought back to the cores
 _COPIED = (
     3.0  # an element of a row: gathered and scattered by XLA, beyond what the copy takes in C++
 )
-_DISTINCT = 400.0  # a distinct id
-_SLICE = 2.7  # an element of the slices that its row is a product of
+_DISTINCT = 240.0  # a distinct id
+_SLICE = 0.9  # an element of the slices that its row is a product of
 
 
 def _dense_above(network: LookupNetwork, features: int, count: int) -> int | None:
     """Finds the ids above which a lookup plan gathers rows from the whole embedding matrix."""
-    if count < _FEW:
+    if count < _FEW_IDS:
         return None
     size = math.prod(network.rows)
     chain = plan_chain(network.shapes, count)

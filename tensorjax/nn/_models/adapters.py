@@ -10,14 +10,14 @@ from flax import nnx
 from tensorjax import _check
 from tensorjax._placement import returned
 from tensorjax._typing import ArrayLike, OutSharding
-from tensorjax.nn._dense_weights import check_plain, double
 from tensorjax.nn._linear_layers import TensorLinearGeneral, flat
 from tensorjax.nn._models.exact_weights import exact_weight
-from tensorjax.nn._models.rules import Rules, matched, rules_with
+from tensorjax.nn._models.path_rules import Rules, matched, rules_with
 from tensorjax.nn._models.stacked_layers import copies, lead, stacked
 from tensorjax.nn._models.traversal import check_module, places, rewrite_variables, swap, tie, ties
 from tensorjax.nn._parameters import MAX_BYTES, settle
 from tensorjax.nn._specs import TT, Spec
+from tensorjax.nn._weight_conversion import check_plain, double
 
 
 class Frozen(nnx.Variable):

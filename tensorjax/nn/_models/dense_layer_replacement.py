@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import linalg
-from tensorjax.nn._dense_weights import certificates, check_plain
 from tensorjax.nn._linear_layers import TensorLinearGeneral, flat
 from tensorjax.nn._models.spec_candidates import is_random
 from tensorjax.nn._models.stacked_layers import copies, lead, norm, stacked
 from tensorjax.nn._specs import Spec
+from tensorjax.nn._weight_conversion import certificates, check_plain
 
 Ranks = Literal["own", "shared"]
 

@@ -10,7 +10,9 @@ from tensorjax.nn._convolution_base import TensorConv
 from tensorjax.nn._convolution_conversion import dense_conv
 from tensorjax.nn._embeddings.embedding import PaddedEmbed
 from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._embeddings.embedding_conversion import dense_embedding
 from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_conversion import dense_options
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
 from tensorjax.nn._models.exact_weights import certify_export, exact_weight
@@ -110,18 +112,13 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
     """Builds the dense layer of a given weight that stands for a layer to be detensorised."""
-    options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
-        padded = layer.padding_idx is not None
-        kind: Any = PaddedEmbed if padded else nnx.Embed
-        options |= {"padding_idx": layer.padding_idx} if padded else {}
-        return kind(
-            layer.num_embeddings, layer.features, embedding_init=lambda *_: weight, **options
-        )
+        if layer.padding_idx is None:
+            return dense_embedding(layer, weight, nnx.Embed)
+        return dense_embedding(layer, weight, PaddedEmbed, padding_idx=layer.padding_idx)
     if isinstance(layer, TensorConv):
         return dense_conv(layer, weight)
-    options |= {"precision": inner.precision, "kernel_init": lambda *_: weight}
-    options |= {"use_bias": inner.bias is not None}
+    sizes, options = (layer.in_features, layer.out_features), dense_options(inner, weight)
     if isinstance(layer, TensorLinearGeneral):
-        return nnx.LinearGeneral(layer.in_features, layer.out_features, axis=layer.axis, **options)
-    return nnx.Linear(layer.in_features, layer.out_features, **options)
+        return nnx.LinearGeneral(*sizes, axis=layer.axis, **options)
+    return nnx.Linear(*sizes, **options)

@@ -10,11 +10,11 @@ from flax import nnx
 
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolution_base import TensorConv
-from tensorjax.nn._dense_weights import Certificate, certificates, double, relative_error
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, parameter_count, values
+from tensorjax.nn._weight_conversion import Certificate, certificates, double, relative_error
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax import lax
 
-from tensorjax.nn._dense_weights import concrete
+from tensorjax.nn._weight_conversion import concrete
 
 
 class BridgedModel(nnx.Module):

@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
-from tensorjax.nn._dense_weights import concrete, double
 from tensorjax.nn._embeddings.embedding_base import fold
 from tensorjax.nn._linear_layers import flat
 from tensorjax.nn._mode_factors import factor, modes, paired_modes
 from tensorjax.nn._models.stacked_layers import copies
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
+from tensorjax.nn._weight_conversion import concrete, double
 
 Modes = tuple[int, ...]
 # Squared truncation errors of a bond that candidates are made for: of flat spectra, as those of
@@ -57,7 +57,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[Candidate]:
-    """Lists the tensor formats and ranks of least error at their size for a dense layer.
+    """Lists candidate specs for a dense layer: formats and ranks of least error at their size.
 
     Args:
       layer: `flax.nnx.Linear`, `flax.nnx.Conv` or `flax.nnx.Embed`, perhaps stacked.
@@ -110,7 +110,7 @@ def _no_candidate(spec: Any, shape: tuple[int, int], embedding: bool) -> str:
 
 
 def is_random(layer: Any) -> bool:
-    """Whether a dense layer's weights look random, judged by their singular values."""
+    """Whether a layer's weights look random, judged by singular values as candidates are."""
     weights, shape, _ = _matrices(flat(layer) if isinstance(layer, nnx.LinearGeneral) else layer)
     least = min(shape)
     # A longer side than that changes little.
@@ -205,7 +205,7 @@ def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Cand
 
 
 def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
-    """Lists factorisations of a layer's rows and columns into modes, to try as tensor shapes."""
+    """Lists candidate shapes of a layer: factorisations of its rows and columns into modes."""
     n, m = shape
     if isinstance(spec, LowRank):
         return []
@@ -230,7 +230,7 @@ def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Mod
 
 
 def _paired_folds(shape: tuple[int, int], spec: Any) -> list[tuple[Modes, Modes]]:
-    """Lists factorisations of rows and columns into paired modes, to try as TT-matrix shapes."""
+    """Lists candidate shapes of a TT-matrix: rows and columns factorised into paired modes."""
     n, m = shape
     if spec is not None and (spec.in_shape or spec.out_shape or spec.order):
         return [paired_modes(shape, (spec.in_shape, spec.out_shape), spec.order)]

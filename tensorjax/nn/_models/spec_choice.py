@@ -11,7 +11,7 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.nn._linear_layers import flat
-from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
+from tensorjax.nn._models.path_rules import Rules, matched, pattern, rules_with
 from tensorjax.nn._models.size_allocation import (
     AUTO,
     Listed,
@@ -258,7 +258,7 @@ def _chosen(
 def _of_one_rank(
     totals: Totals, every: Found, leaders: dict[int, list[int]], most: int, read: bool
 ) -> Choice:
-    """Chooses specs of the largest rank, one for all layers, within a size; then one more.
+    """Chooses every layer's spec with one common rank, the largest within a size; then one more.
 
     Of random weights no spectrum tells where ranks are needed.
 

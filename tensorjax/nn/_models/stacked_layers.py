@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._dense_weights import Certificate, certificates
 from tensorjax.nn._linear_layers import TensorLinearGeneral
 from tensorjax.nn._parameters import parameter_count
+from tensorjax.nn._weight_conversion import Certificate, certificates
 
 Shape = tuple[int, ...]
 

@@ -6,13 +6,13 @@ from typing import Any
 from flax import nnx
 
 from tensorjax.nn._convolution_base import TensorConv
-from tensorjax.nn._dense_weights import Certificate
-from tensorjax.nn._dense_weights import certificates as measured
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.traversal import check_module, places
 from tensorjax.nn._parameters import parameter_count
+from tensorjax.nn._weight_conversion import Certificate
+from tensorjax.nn._weight_conversion import certificates as measured
 
 
 def summary(model: object) -> str:

@@ -6,7 +6,7 @@ from flax import nnx
 
 from tensorjax import _check
 from tensorjax.nn._models.dense_layer_replacement import Ranks, replacement
-from tensorjax.nn._models.rules import Rules, matched, rules_with
+from tensorjax.nn._models.path_rules import Rules, matched, rules_with
 from tensorjax.nn._models.spec_choice import Init, choose
 from tensorjax.nn._models.traversal import check_module, swap, tie, ties
 from tensorjax.nn._specs import TT

@@ -101,7 +101,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Lists sets of tied layers, which share a parameter, that are to be replaced in a model.
+    """Traverses layers to be replaced, and lists the sets of tied ones, which share a parameter.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -137,7 +137,7 @@ def _form(layer: Any) -> tuple[Any, ...]:
 
 
 def tie(made: Mapping[int, Any], found: Sequence[Tie]) -> None:
-    """Makes the tensorised replacements of tied layers share one set of parameters."""
+    """Ties modules of a model: replacements of tied layers share one set of parameters."""
     for name, layers in found:
         first, *others = (_inner(made[id(layer)]) for layer in layers)
         for other in others:

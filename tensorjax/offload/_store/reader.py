@@ -184,7 +184,7 @@ class _Pending:
     kept: set[Tensor] = field(default_factory=set)
 
     def check(self, op: Op) -> None:
-        """Verifies the checksums of the tensors that the reader got in one transfer from disk."""
+        """Reader's check of all tensors that one transfer read from disk, by their checksums."""
         assert op.memory is not None
         for piece in op.pieces:
             content, of = self.asked[piece.begin]
@@ -273,7 +273,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Verifies the checksum of bytes that a tensor store's reader got; raises CorruptError."""
+    """Reader's check of the bytes that it read against their checksum; raises CorruptError."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

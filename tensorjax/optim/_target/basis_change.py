@@ -316,7 +316,7 @@ def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Ba
 
 
 def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -> Bases:
-    """Finds the singular vectors of a Tucker layer's bonds, as new bases for them."""
+    """Computes for a change of basis of a Tucker layer the singular vectors of its bonds."""
     dtype = widest(jnp.float32, *parts[: len(layer.cores)])
     core, *factors = (x.astype(dtype) for x in parts[: len(layer.cores)])
     gates = [gate.astype(dtype) for gate in parts[len(layer.cores) :]]

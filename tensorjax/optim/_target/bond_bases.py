@@ -175,7 +175,7 @@ class Kinds:
         return cls((names == "parameter").astype(bool), squares)
 
     def matrices(self, pair: Pair) -> jax.Array:
-        """Returns each array's basis-change matrix: that of parameters or that of gradients."""
+        """Returns for each array at a bond the new basis as matrix, of parameters or gradients."""
         of_parameters, of_gradients = (x[:, None] for x in pair)
         squared = (jnp.abs(of_gradients) ** 2).astype(of_gradients.dtype)
         found = jnp.where(self.squares[..., None, None], squared, of_gradients)

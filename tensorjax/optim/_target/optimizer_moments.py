@@ -55,7 +55,7 @@ def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Marks the layers whose optimiser state is made of gradients without normalisation.
+    """Marks the layers whose optimiser moments are of gradients, without normalisation.
 
     So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
     which it could be known.

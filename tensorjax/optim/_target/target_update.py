@@ -75,7 +75,7 @@ class TargetStep(Step):
         )  # fmt: skip
 
     def _together(self) -> np.ndarray:
-        """Numbers all bonds; bonds of a stacked layer's copies share numbers, to be cut at once."""
+        """Numbers all bonds for an update to a target; copies of a stacked layer share numbers."""
         starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
         numbers = np.arange(starts[-1])
         for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
@@ -170,6 +170,10 @@ def _compiled(options: Options, layout: Layout, stacks: Stacks | None) -> Any:
     return jax.jit(functools.partial(_cut_if, options, layout, stacks))
 
 
+# Fields of the state that an update to a target renews.
+_LEARNT = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
+
+
 def _cut_if(
     options: Options, layout: Layout, stacks: Stacks | None, due: jax.Array, leaves: list[Any],
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
@@ -187,7 +191,6 @@ def _cut_if(
     for k in members:
         steps[k] = held[k].astype(jnp.result_type(steps[k]))
     pulls = jax.tree.leaves(gradients)
-    names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
     curved = curvature_of(inner)
 
     def changed(given: Any) -> Any:
@@ -195,12 +198,11 @@ def _cut_if(
         # Nothing of that is taken from outside too: XLA would have to copy it.
         known = state._replace(size=size, **kept)
         full = list(steps)
-        for k, move in zip(members, own, strict=True):
-            full[k] = move
+        _write(full, members, own)
 
         def decide() -> Any:
             step = _step(options, layout, leaves, known, began, tick, stacks, counters)
-            return _decided(step, *step.decide(list(full), pulls), names)
+            return _decided(step, *step.decide(list(full), pulls))
 
         def wait() -> Any:
             return _undecided(layout, full), (jnp.zeros((), bool),) * 2, size, kept
@@ -218,22 +220,24 @@ def _cut_if(
     own = [steps[k] for k in members]
     moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
     memory = [jnp.asarray(arrays[n]) for n in curved]
-    kept = {name: getattr(state, name) for name in names}
+    kept = {name: getattr(state, name) for name in _LEARNT}
     own, moments, memory, size, learnt = jax.lax.cond(
         due, changed, lambda same: same, (own, moments, memory, state.size, kept)
     )
-    for k, move in zip(members, own, strict=True):
-        steps[k] = move
-    for (n, *_), moment in zip(moving, moments, strict=True):
-        arrays[n] = moment
-    for n, array in zip(curved, memory, strict=True):
-        arrays[n] = array
+    _write(steps, members, own)
+    _write(arrays, [n for n, *_ in moving], moments)
+    _write(arrays, curved, memory)
     moves = jax.tree.unflatten(structure, steps)
     return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
 
 
+def _write(arrays: list[Any], at: list[int], new: list[Any]) -> None:
+    for k, array in zip(at, new, strict=True):
+        arrays[k] = array
+
+
 def _laid_out(x: jax.Array) -> jax.Array:
-    """Restores the layout of an array that a change of basis gives, as outside of the condition.
+    """Restores an array's layout after the condition in which an update to a target may change it.
 
     XLA puts a last axis of one entry first, and would copy such arrays in every update.
     """
@@ -262,7 +266,6 @@ def _step(
 
 def _decided(
     step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
-    names: tuple[str, ...],
 ) -> tuple[Decision, tuple[jax.Array, jax.Array], jax.Array, dict[str, Any]]:  # fmt: skip
     """Completes the decision of an update to a target: whether bond bases change; new state.
 
@@ -281,7 +284,7 @@ def _decided(
     tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
     learnt = learnt | {"worth": worth, "met": met, "tick": tick}
     jumps = turns | jnp.any(decision.dead == step.live)
-    return decision, (turns, jumps), size, {name: learnt[name] for name in names}
+    return decision, (turns, jumps), size, {name: learnt[name] for name in _LEARNT}
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorjax import _check, tt
 from tensorjax._cores import orthogonalization, products, rounding
-from tensorjax._cores.contractions import absorb
+from tensorjax._cores.contractions import absorb, times_slices
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
@@ -172,7 +172,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
     """Multiplies cores at sampled multi-indices, for cross approximation: (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
-        state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
+        state = times_slices(state, core, i)
     return state
 
 

@@ -18,7 +18,7 @@ from tensorjax._cores.unfoldings import Cores
 # Singular values below this share of the tolerance are left out of every sum.
 _FLOOR = 1e-3
 # Largest TT-rank: one core of this rank on 100 points takes 13 GB already.
-_MOST = 4000
+_MOST_RANK = 4000
 # Beyond this degree the factor exp(−x²/2) underflows within reach of a Hermite function.
 _DEGREE = 600
 
@@ -65,7 +65,7 @@ def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
         if q > 0:
             most = np.floor(np.log(floor / weight) / np.log(q) + 1e-9).astype(int)
         times = np.maximum(most, 0) + 1
-        if times.sum() > 50 * _MOST or times.max() > _DEGREE:
+        if times.sum() > 50 * _MOST_RANK or times.max() > _DEGREE:
             raise ValueError(_too_many(tol))
         new = np.concatenate([np.arange(t) for t in times])
         index = np.concatenate([np.repeat(index, times, 0), new[:, None]], 1)
@@ -73,7 +73,7 @@ def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
     order = np.argsort(-weight, kind="stable")
     tails = np.sqrt(np.cumsum(np.square(weight[order])[::-1])[::-1])
     count = max(int(np.sum(tails > tol * whole)), 1)
-    if count > _MOST:
+    if count > _MOST_RANK:
         raise ValueError(_too_many(tol))
     kept = index[order[:count]]
     return kept[np.argsort(kept.sum(1), kind="stable")]
@@ -81,8 +81,8 @@ def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
 
 def _too_many(tol: float) -> str:
     return (
-        f"covariance: expected TT-ranks of at most {_MOST} at tol = {tol:.1g}, got more; start "
-        "from a map in which the Gaussian is closer to a product (see Gaussian.whitening)"
+        f"covariance: expected TT-ranks of at most {_MOST_RANK} at tol = {tol:.1g}, got more; "
+        "start from a map in which the Gaussian is closer to a product (see Gaussian.whitening)"
     )
 
 

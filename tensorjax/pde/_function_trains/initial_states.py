@@ -390,7 +390,9 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
 Start = Gaussian | Mixture | Function
 
 
-def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
+def wrapped(
+    start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float, *, is_rounded: bool = True
+) -> Cores:
     """Computes TT-cores of an initial state, summed over the periods of periodic axes.
 
     So many turns to either side of the box that no mass is left out.
@@ -400,25 +402,15 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
       box: of the coordinates y, at rest along periodic axes.
       map: `AffineMap` y = Γ x + s.
       tol: relative error in the norm of the values on the grid.
+      is_rounded: whether to round the cores; sums over a grid cost less than that.
     """
     wide, turns = _unwrapped(start, box)
+    if not is_rounded:
+        return _folded(start._unrounded(wide, map, tol), turns)
     if not any(turns):
         return start.cores(box, map, tol)
     cores = start.cores(wide, map, _PART * tol)
     return rounding.rounded(_folded(cores, turns), (1 - _PART) * tol)
-
-
-def unrounded(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
-    """Computes the cores of `wrapped` without rounding: for sums over a grid, which cost less.
-
-    Args:
-      start: in the coordinates of one turn.
-      box: of the coordinates y, at rest along periodic axes.
-      map: `AffineMap` y = Γ x + s.
-      tol: relative error in the norm of the values on the grid.
-    """
-    wide, turns = _unwrapped(start, box)
-    return _folded(start._unrounded(wide, map, tol), turns)
 
 
 def with_factors(cores: Cores, box: Box) -> Cores:

@@ -81,14 +81,14 @@ class SquareRootTransition:
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of the known density of a square-root process at time ``age``."""
+        """Mean and variance of a known transition density, the square-root process', at ``age``."""
         fall = np.exp(-self.rate * self.age)
         noise = self.volatility**2 / self.rate
         variance = self.x0 * noise * (fall - fall**2) + self.level * noise / 2 * (1 - fall) ** 2
         return self.level + (self.x0 - self.level) * fall, variance
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the known density of a square-root process at points (m,); zero for x < 0."""
+        """Evaluates a known density, the square-root process', at points (m,); zero for x < 0."""
         c, u, half = self._scaled
         v = c * np.maximum(x, 1e-300)
         if u < 1e-12:  # gamma density

@@ -14,7 +14,7 @@ from tensorjax.pde._arguments import real_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian, Start
 from tensorjax.pde._generators.canonical_form import Point, canonical, truncated, truncated_ranks
-from tensorjax.pde._generators.generator_inputs import spread
+from tensorjax.pde._generators.inputs_and_motion import spread
 from tensorjax.pde._generators.nuclear_norms import nuclear_norms, nuclear_norms_gradient
 from tensorjax.pde._generators.tangent_normal_factors import Family, Modes, modes_of, singles
 from tensorjax.pde._maps import characteristics

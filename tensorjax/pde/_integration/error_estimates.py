@@ -24,7 +24,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.collocation_matrices import DISPERSION, frequencies, modes
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._observables.edge_and_resolution import mode_densities, quadrature, shares_of
-from tensorjax.pde._stepping.low_moments import largest
+from tensorjax.pde._stepping.low_moments import added_by_noise, largest
 from tensorjax.pde._stepping.outskirts import edges, noisy_edge
 
 # Bands of frequencies, over the highest one, whose norms are compared.
@@ -35,14 +35,14 @@ ALLOWED = 10.0
 # this times the share at the edge.
 ROUGH = 5
 # Estimates below this may be roundoff.
-LEAST = 1e-8
+LEAST_ESTIMATE = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
-# Error of a covariance over the share of noise at the ends of a Fourier axis, about: noise there is
-# all over the axis, and far out it weighs as the distance squared.
+# Error of a covariance over the share of the norm that causes it, about, for advice on points: far
+# out it weighs as the distance squared.
 _FAR = 100.0
 # Points that are advised, over those there are, at least and at most.
-_LEAST, _MOST = 1.1, 4.0
+_LEAST_FACTOR, _MOST_FACTOR = 1.1, 4.0
 
 
 class GridErrors(NamedTuple):
@@ -119,21 +119,20 @@ def inaccurate(
     """
     found = grid_errors(np, cores, looks(box, varies))
     found = found._replace(coarse=amplified * found.coarse)
-    shares = [
+    noisy = [
         (share, k)
         for k, share, is_noise in (edges(cores, box) if density else ())
         if is_noise and box.axes[k].kind == "fourier"
     ]
-    if shares:
-        share, k = max(shares)
-        # Less than tol may still be cleared, and restored moments do without it.
-        if share > tol and _FAR * share > allowed >= found.cut.max():
-            return (
-                f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, "
-                f"as waves of the grid and no tail: covariances are off by about {_FAR * share:.1g}"
-                f", for accuracy = {allowed:.1g} (tol = {tol:.1g}): take "
-                f"{_advised_on(box, found, share, allowed / _FAR)}, or a larger tol or accuracy"
-            )
+    off = added_by_noise(cores, box, [k for _, k in noisy]) if noisy else 0.0
+    if off > allowed >= found.cut.max():
+        share, k = max(noisy)
+        return (
+            f"at t = {t:g} a share {share:.1g} of the norm of v lies at the ends of axis {k}, as "
+            f"waves of the grid and no tail: covariances are off by about {off:.1g}, for accuracy ="
+            f" {allowed:.1g} (tol = {tol:.1g}): take "
+            f"{_advised_on(box, found, share, share * allowed / off)}, or a larger tol or accuracy"
+        )
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
     when = f"at t = {t:g} " if t < math.inf else ""
@@ -272,9 +271,9 @@ def _advised(axis: Any, error: float, allowed: float) -> str:
         more = (error / allowed) ** (1 / axis.order)
     else:  # modes of a Gaussian fall as exp(−c n²)
         more = math.sqrt(math.log(max(allowed, 1e-15)) / math.log(min(error, 0.9)))
-    if more > _MOST and axis.kind == "finite differences":
-        return f'points of kind "fourier" or more than {_MOST * axis.n:.0f}'
-    return f"about {axis.n * min(max(more, _LEAST), _MOST):.0f} points"
+    if more > _MOST_FACTOR and axis.kind == "finite differences":
+        return f'points of kind "fourier" or more than {_MOST_FACTOR * axis.n:.0f}'
+    return f"about {axis.n * min(max(more, _LEAST_FACTOR), _MOST_FACTOR):.0f} points"
 
 
 def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:

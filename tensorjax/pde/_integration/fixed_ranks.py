@@ -18,7 +18,7 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._generators.inputs_and_motion import checked_motion
 from tensorjax.pde._integration.error_estimates import bond_errors, grid_errors, looks
 from tensorjax.pde._integration.failure_diagnosis import Options, unbounded_by
 from tensorjax.pde._integration.initial_checks import check_inside
@@ -27,9 +27,15 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
-from tensorjax.pde._stepping.fixed_rank_steps import SHARES, TABLEAUX, Scheme, runge_kutta_step
 from tensorjax.pde._stepping.instability import rate, rounded_off
-from tensorjax.pde._stepping.runge_kutta_adams_imex import SAFE, STABLE
+from tensorjax.pde._stepping.runge_kutta_adams_imex import (
+    SAFE,
+    SHARES,
+    STABLE,
+    TABLEAUX,
+    Scheme,
+    runge_kutta_step,
+)
 from tensorjax.pde._stepping.times import step_count
 
 # Every 16th step is checked for instability, since a check costs a fifth of a step; and where v is

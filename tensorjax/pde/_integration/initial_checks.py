@@ -15,10 +15,10 @@ from tensorjax.pde._function_trains.initial_states import (
     Function,
     Gaussian,
     Mixture,
-    unrounded,
     with_factors,
+    wrapped,
 )
-from tensorjax.pde._generators.coordinate_motion import moves_unbounded
+from tensorjax.pde._generators.inputs_and_motion import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._observables.values_and_moments import moments
@@ -100,7 +100,7 @@ def start_errors(problem: Any, map: AffineMap, allowed: float) -> np.ndarray | N
         if isinstance(start, Function):
             cores = start.cores(box, map, _NEARLY * min(allowed, 1.0))
         else:
-            cores = unrounded(start, box, map, _EXACT * min(allowed, 1.0))
+            cores = wrapped(start, box, map, _EXACT * min(allowed, 1.0), is_rounded=False)
         return moments(TT._unchecked(tuple(with_factors(cores, box))), map, box)
 
     try:

@@ -14,7 +14,7 @@ from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
-from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, LEAST
+from tensorjax.pde._integration.error_estimates import ALLOWED, ALLOWED_STATIC, LEAST_ESTIMATE
 from tensorjax.pde._integration.events import Events, checked_events
 from tensorjax.pde._integration.failure_diagnosis import ENDANGERED, Options
 from tensorjax.pde._integration.fixed_ranks import integrate_static
@@ -318,7 +318,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
     """Returns the largest estimated error with which `integrate` counts as successful."""
     if accuracy is None:
-        return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
+        return max(ALLOWED * tol, LEAST_ESTIMATE) if rank is None else ALLOWED_STATIC
     return _check.number("accuracy", accuracy, low=0, open=True, finite=False)
 
 

@@ -112,7 +112,7 @@ class _Saved(Generic[Y]):
 
 
 class _Masses:
-    """Mass at the beginning of the main loop, with and without its sign.
+    """Main loop's mass at its beginning, with and without its sign.
 
     A run that goes on from another one may have another equation: its loss is its own, unless the
     mass of the first one is to be kept.

@@ -27,7 +27,7 @@ _START = 0.1
 # Other than affine parts of a right side have higher ranks in turned coordinates, which do not part
 # them by axes either. In two dimensions the cost of a train is linear in its rank, the only one: up
 # to this rank more and dearer steps cost more than ranks do.
-_FEW = 8
+_FEW_RANKS = 8
 # Norm of v near an edge of the box, over the tolerance, at which the generator is asked in any
 # case: its gauge keeps v inside.
 _NEAR = 1e-2
@@ -67,7 +67,7 @@ class Gate(NamedTuple):
         edge, rough = shares
         # Unresolved waves fill the box, and no motion of it helps.
         near = edge**2 > rough**2 + (_NEAR * tol) ** 2
-        few = 0 < dear <= _FEW and not self.moving
+        few = 0 < dear <= _FEW_RANKS and not self.moving
         return near or (self.wait == 0 and not few)
 
     def waited(self) -> "Gate":

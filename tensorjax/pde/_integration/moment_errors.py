@@ -33,12 +33,12 @@ from tensorjax.pde._integration.error_estimates import advised
 from tensorjax.pde._integration.initial_checks import is_density
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._stepping.low_moments import MOST, Moments, functionals, standardisation
+from tensorjax.pde._stepping.low_moments import MOST_AXES, Moments, functionals, standardisation
 from tensorjax.pde._stepping.right_side import Clock, Rates, right_side
 
 # Smaller errors are not told: those that the tails of a Gaussian make which a box of six standard
 # deviations cuts.
-_LEAST = 1e-7
+_LEAST_ERROR = 1e-7
 # What the grid adds is looked at after every 4th step, for a look costs a fifth of one. So many
 # looks are kept one by one; of those before them only the sum is.
 _EVERY, _KEPT = 4, 64
@@ -197,7 +197,7 @@ class MomentEquations:
         total = self._left(errors, found, map, t)
         mean, spread = share * total[:, 0] / width, share * total[:, 1:] / np.outer(width, width)
         sizes = np.abs(np.column_stack([mean, spread]))
-        if not sizes.max() > max(allowed if self.exact else _ROOM * allowed, _LEAST):
+        if not sizes.max() > max(allowed if self.exact else _ROOM * allowed, _LEAST_ERROR):
             return ""
         name = self._name(*np.unravel_index(int(np.argmax(sizes)), sizes.shape))
         asked = f"by the equations of the moments, for accuracy = {allowed:.1g}"
@@ -382,7 +382,7 @@ def _judged(problem: Any) -> list[int]:
     bounded = any(a.kind in ("log", "laguerre") or a.walls is not None for a in axes)
     out = [k for k, a in enumerate(axes) if a.kind != "periodic"]
     # What truncation does not restore is not judged either.
-    return [] if bounded or len(out) > MOST else out
+    return [] if bounded or len(out) > MOST_AXES else out
 
 
 def _seen(cores: Cores, box: Box, axes: list[int]) -> _Seen | None:

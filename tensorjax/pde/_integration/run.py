@@ -12,7 +12,7 @@ from tensorjax import _blas_threads, _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.coordinate_motion import checked_motion
+from tensorjax.pde._generators.inputs_and_motion import checked_motion
 from tensorjax.pde._integration.failure_diagnosis import (
     CURABLE,
     Options,

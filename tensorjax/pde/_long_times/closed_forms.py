@@ -40,7 +40,7 @@ _STEP, _CLOSE = 1e-4, 1e-6
 # What roundoff allows; the error of a first approximation, that tells where a density is large.
 _FINER, _FINEST, _COARSE = 1e-3, 1e-10, 1e-3
 # Largest rank of a density in closed form that is worth its price.
-_MOST = 300
+_MOST_RANK = 300
 # Imaginary parts of eigenvalues that are real.
 _REAL = 1e-12
 # Eigenvectors, relative distances of eigenvalues: below this roundoff may have split those of one.
@@ -75,13 +75,13 @@ def known(
         chosen = independent(density) if map is None else None
         at = chosen or map
         assert at is not None
-        if max(density.ranks(tol, at)) > (cap or _MOST):
+        if max(density.ranks(tol, at)) > (cap or _MOST_RANK):
             return Known(chosen)
         return Known(chosen, density.cores(problem.box, at, tol))
     found = equilibrium(problem)
     if found is None:
         return Known()
-    at, most = map or AffineMap.identity(problem.dim), cap or _MOST
+    at, most = map or AffineMap.identity(problem.dim), cap or _MOST_RANK
     cores = found.cores(problem.box, at, tol, most, seconds)
     if cores is None or max(len(c) for c in cores) > most:
         return Known()

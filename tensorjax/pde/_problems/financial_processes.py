@@ -141,7 +141,7 @@ def _shaped(
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class CIR(ReadyMade):
-    """Square-root process (Cox, Ingersoll, Ross): dx = κ (θ − x) dt + σ √x dW (Itô).
+    """Cox–Ingersoll–Ross process of interest rates, dx = κ (θ − x) dt + σ √x dW (Itô).
 
     Its density is a noncentral χ² one, x^(2κθ/σ² − 1) near zero: 2κθ ≥ σ² (Feller) is required,
     for otherwise it has no bound there. Without ``start`` it is that of paths which left ``x0`` a

@@ -11,7 +11,7 @@ from tensorjax.pde._function_trains.initial_states import Gaussian, Start
 from tensorjax.pde._function_trains.known_densities import Lognormal
 from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.drifts import Power, Product
-from tensorjax.pde._problems.potentials import Confined, Potential
+from tensorjax.pde._problems.kramers_and_potentials import Confined, Potential
 from tensorjax.pde._problems.ready_made import ReadyMade, check_own, fourier_box, narrowest, visited
 
 # Points per width of the density across its flow.

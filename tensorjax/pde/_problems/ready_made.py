@@ -17,7 +17,7 @@ from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 # by how many times the distance from the outermost path to the 1 % quantile the box is larger.
 _PATHS, _STEPS, _LONGEST, _BEYOND = 1000, 10, 2000, 1.5
 # Points per axis, at least and at most.
-_LEAST, _MOST = 24, 256
+_LEAST_POINTS, _MOST_POINTS = 24, 256
 
 # Half width of an axis over the largest standard deviation there, at 1e-7 of the top, and points
 # per standard deviation of the start; an axis has so many points at least.
@@ -153,7 +153,7 @@ def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
     """
     axes = []
     for a, b, w in zip(low, high, width, strict=True):
-        n = int(np.clip(np.ceil(points * (b - a) / w), _LEAST, _MOST))
+        n = int(np.clip(np.ceil(points * (b - a) / w), _LEAST_POINTS, _MOST_POINTS))
         axes.append(Axis("fourier", n + 1 - n % 2, float(a), float(b)))
     return Box(tuple(axes))
 

@@ -21,11 +21,11 @@ from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._stepping.outskirts import profiles
+from tensorjax.pde._stepping.outskirts import above_noise, faded, profiles
 
 # In more dimensions the mass alone is restored: with 66 moments in ten, a step takes some percent
 # longer.
-MOST = 10
+MOST_AXES = 10
 # Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis: well
 # before the end of the box, where y·∇v would amplify them, and shortly before that of a window.
 _IN_BOX, _IN_WINDOW = (0.6, 8), (0.85, 16)
@@ -79,14 +79,47 @@ def low_moments(cores: Cores, box: Box) -> Moments:
     On periodic axes there are none. They are the mass alone in many dimensions, and where v has no
     positive mass and variances.
     """
-    axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
-    d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
-    found = standardisation(cores, box, axes) if 0 < d <= MOST else None
+    axes = _unbounded(box)
+    found = standardisation(cores, box, axes) if 0 < len(axes) <= MOST_AXES else None
+    return mass_alone(box) if found is None else functionals(box, _up_to_two(box, axes), *found)
+
+
+def added_by_noise(cores: Cores, box: Box, axes: Sequence[int]) -> float:
+    """Computes by how much noise in the outskirts changes low moments of a density, at most.
+
+    The largest change of the mass, a mean or a (co)variance, in units of the mass and of standard
+    deviations, where v is faded out along some axes as soon as it is no larger than the noise. Zero
+    where v has no positive mass and variances.
+
+    Args:
+      cores: of v, right-orthogonal but for the first.
+      box: of the grid.
+      axes: whose outskirts hold noise.
+    """
+    free = _unbounded(box)
+    found = standardisation(cores, box, free)
     if found is None:
-        return mass_alone(box)
+        return 0.0
+    at = functionals(box, _up_to_two(box, free), *found, plain=True)
+    inner = list(cores)
+    for k, profile in enumerate(profiles(cores)):
+        if k in axes:
+            inner[k] = cores[k] * faded(len(profile), *above_noise(profile))[:, None]
+    whole = at.of_train(cores)
+    return float(np.abs(at.of_train(inner) - whole).max() / whole[0])
+
+
+def _unbounded(box: Box) -> list[int]:
+    """Returns the axes along which a density has means and variances: those not periodic."""
+    return [k for k, axis in enumerate(box.axes) if axis.kind != "periodic"]
+
+
+def _up_to_two(box: Box, axes: Sequence[int]) -> np.ndarray:
+    """Returns the exponents (m, d) of the monomials of degree 0, 1 and 2 in some coordinates."""
+    d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
     powers = [np.zeros((1, box.dim), int), one, 2 * one]
     powers.extend(one[j : j + 1] + one[k : k + 1] for j in range(d) for k in range(j + 1, d))
-    return functionals(box, np.concatenate(powers), *found)
+    return np.concatenate(powers)
 
 
 def standardisation(

@@ -134,6 +134,17 @@ def edges(cores: Cores, box: Box) -> list[tuple[int, float, bool]]:
     return out
 
 
+def above_noise(profile: np.ndarray) -> tuple[int, int]:
+    """Returns the range [first, last) of an axis in which a solution is above noise at its ends.
+
+    Args:
+      profile: of the axis, as `profiles` returns it.
+    """
+    noise = max(profile[:2].max(), profile[-2:].max())
+    (above,) = np.nonzero(profile > _FLAT * noise)
+    return (int(above[0]), int(above[-1]) + 1) if len(above) else (0, len(profile))
+
+
 @functools.lru_cache(maxsize=1024)
 def faded(n: int, first: int, last: int) -> np.ndarray:
     """Returns a mask (n,) that is 1 on [first, last) and falls smoothly to zero in the outskirts.

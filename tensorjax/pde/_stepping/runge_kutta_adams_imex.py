@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax import tt
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.affine_operators import affine_generator
+from tensorjax.pde._problems.problem import terms_of
+from tensorjax.pde._stepping.compiled_once import Program
 from tensorjax.pde._stepping.right_side import Clock, Rates, train
 from tensorjax.pde._stepping.sketched_sums import Rounded, Train, nothing, relative_norm, rounded
 from tensorjax.pde._stepping.step_rounding import STAGE, Trim
@@ -232,3 +236,64 @@ STEPPERS = {
     "ab3": Method(adams_bashforth(3), 3, 2, 2),
     "imex": Method(imex, 2, 1, 1),
 }
+
+
+# For every stage but the last: its time and its step. Then the weights of v and of the stages in
+# the result, and the time and the weight of the last slope.
+TABLEAUX = {
+    "rk2": (((0.0, 1.0),), (1 / 2, 1 / 2), (1.0, 1 / 2)),
+    "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
+}
+
+
+# Times within a step, as shares of dt, at which the stages evaluate the right side.
+SHARES = (0.0, 0.5, 1.0)
+
+
+class Scheme(NamedTuple):
+    """Static arguments of a compiled fixed-rank TT time loop: right side, method and TT-ranks."""
+
+    rates: Program
+    method: str
+    ranks: Any
+
+
+def runge_kutta_step(
+    scheme: Scheme, constants: Any, dt: Any, v: TT, row: Any
+) -> tuple[list[TT], list[Any], tuple[list[TT], list[Any]]]:
+    """Performs one Runge–Kutta step at fixed TT-ranks; returns stages and change of the source.
+
+    And the trains and weights of the sum that was rounded to the last one.
+
+    Args:
+      scheme: right side, method and ranks.
+      constants: arrays of the right side.
+      dt: time step.
+      v: state before the step.
+      row: time, and maps and motions of the coordinates at `SHARES`, if they move.
+    """
+    stages, weights, (share, factor) = TABLEAUX[scheme.method]
+    t, *place = row
+    sources = []
+
+    def terms(x: TT, share: float) -> list[Any]:
+        i = SHARES.index(share)
+        operators, source = scheme.rates(constants, t + share * dt, *(p[i] for p in place))
+        found = terms_of(operators, source, x)
+        if source is not None:
+            sources.append(found[-1])
+        return found
+
+    # As above: rounded stages stand for the slopes.
+    known = [v]
+    for at, length in stages:
+        slope = terms(known[-1], at)
+        sizes = [1.0, *[length * dt] * len(slope)]
+        known.append(tt.linear_combination([v, *slope], sizes, rank=scheme.ranks))
+    slope = terms(known[-1], share)
+    sizes = [*weights, *[factor * dt] * len(slope)]
+    out = tt.linear_combination([*known, *slope], sizes, rank=scheme.ranks)
+    # The slopes of the method of order 4 that are compared are of one time.
+    seen = sources if scheme.method == "rk2" else []
+    change = [(seen[-1], dt), (seen[0], -dt)] if seen else []
+    return [*known, out], change, ([*known, *slope], sizes)

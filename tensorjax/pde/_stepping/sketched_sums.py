@@ -91,7 +91,7 @@ Term = Train | Applied
 
 
 class Rounded(NamedTuple):
-    """Rounded sum of tensor trains: cores, norm, and whether the rank cap was reached.
+    """Sum of trains rounded by random sketches: cores, norm, and whether the rank cap was reached.
 
     Attributes:
       cores: right-orthogonal but for the first.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._cores.contractions import absorb, einsum, times_slices
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
@@ -220,7 +220,7 @@ def _beam(cores: list[np.ndarray], width: int) -> _Found:
 def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
     rows = np.ones((len(indices), 1))
     for core, column in zip(cores, indices.T, strict=True):
-        rows = np.matmul(rows[:, None], core.transpose(1, 0, 2)[column])[:, 0]
+        rows = times_slices(rows, core, column)
     return rows[:, 0]
 
 

@@ -26,8 +26,8 @@ from tensorjax.tt._cross.sweeps import AT_LEAST, Search
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
-# Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
-_FEW = 100
+# Most held-out entries of a small tensor: so many, or one in so many of all if that is more.
+_FEW_ENTRIES = 100
 # Entries that are held out while ranks grow. All that were asked for are, fresh ones where some of
 # these became pivots, before a train counts as converged.
 _FIRST_HELD_OUT = 500
@@ -260,7 +260,7 @@ def _options(
     if _check.is_traced(tol):
         raise TypeError("tol: expected a number; tt.cross chooses ranks and cannot be traced")
     asked = _check.integer("held_out", held_out, low=2)
-    held_out = min(asked, max(_FEW, math.prod(sizes) // _FEW))
+    held_out = min(asked, max(_FEW_ENTRIES, math.prod(sizes) // _FEW_ENTRIES))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
         # Most of a small budget is spent on the fit.

@@ -10,10 +10,10 @@ Fernández et al., "Learning tensor networks with tensor cross interpolation", S
 
 import numpy as np
 
-from tensorjax._cores.contractions import absorb
+from tensorjax._cores.contractions import absorb, times_slices
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.held_out_error import HeldOut
-from tensorjax.tt._cross.jumps import edges
+from tensorjax.tt._cross.jumps import Digits, along, edges
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.train_entries import Sampler
 
@@ -24,12 +24,17 @@ _NEAR, _LEAST_NEAR, _MOST_NEAR = 10, 100, 500
 # found, one in _SMOOTH_EDGES if the train is not smooth beside any, or _LEAST_EDGES.
 _LINES, _FEW_LINES = 1000, 100
 _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
+# Most entries at edges from which these are followed to the next ones.
+_FOLLOWED = 2000
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Modes up to this size may be digits, whose first and last ones say where in a box a corner is; of
 # longer ones, fewer corners are looked at.
 _DIGITS = 4
+# Binary digits of up to three coordinates, fused or not. Edges are followed on these only:
+# elsewhere functions that jump have low ranks, and a fit costs less than following would.
+_BINARY = (2, 4, 8)
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -65,6 +70,11 @@ class GlobalSearch:
     def coarseness(self) -> int:
         """Ratio of the longest mode to a digit's, by which searches for errors are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
+
+    @property
+    def fine(self) -> bool:
+        """Whether all modes may be binary digits, so that `cross` follows edges cell by cell."""
+        return all(n in _BINARY for n in self._oracle.shape[: self._held.index.shape[1]])
 
     @property
     def a_climb(self) -> int:
@@ -148,6 +158,12 @@ class GlobalSearch:
             new = new[: max(_LEAST_EDGES, self._oracle.evaluations // part)]
         return out[np.append(np.flatnonzero(known), new)]
 
+    def along(self, cores: Cores, points: np.ndarray, least: float) -> np.ndarray:
+        """Finds multi-indices at jumps of a train of `cross`, next to others that are at jumps."""
+        points = self._rng.permutation(points)[:_FOLLOWED]
+        sizes = np.array(self._oracle.shape[: points.shape[1]])
+        return np.unique(along(cores, points, sizes, least, self._rng), axis=0)
+
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.
 
@@ -169,10 +185,11 @@ class GlobalSearch:
             number = self._rng.permutation(len(left[k - 1]) * sizes[k - 1])[:most_rows]
             parent, index = np.divmod(number, sizes[k - 1])
             rows = np.column_stack([left[k - 1][parent], index])
+            digits = Digits(sizes[k:modes])
             for word in range(words):
-                same = np.full((len(rows), modes - k), word)
-                ends = same if word < 2 else self._ends(len(rows), k, modes)
-                parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
+                same = np.full((len(rows), len(digits.sizes)), word)
+                ends = same if word < 2 else self._ends(*same.shape)
+                parts.append(np.column_stack([rows, digits.join(ends * (digits.sizes - 1))]))
         out = np.unique(np.concatenate(parts), axis=0)
         # Two for each multi-index of the left sets, if not many.
         most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
@@ -181,12 +198,12 @@ class GlobalSearch:
         new = self._rng.permutation(np.flatnonzero(~known))[:most]
         return out[np.append(np.flatnonzero(known), new)]
 
-    def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
+    def _ends(self, count: int, digits: int) -> np.ndarray:
         """Draws 0/1 patterns that select corners of a tensor, to search for errors there."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
-        place = np.arange(first, modes)
-        switch = self._rng.integers(first, 2 * modes - first, count)[:, None]
+        place = np.arange(digits)
+        switch = self._rng.integers(0, 2 * digits, count)[:, None]
         ends = np.take_along_axis(words, place % period, axis=1)
         return np.where(place >= switch, 1 - ends, ends)
 
@@ -298,8 +315,8 @@ class _Fibres:
         """Contracts core slices right of every mode, to search for errors on fibres."""
         self._right = [np.ones((len(points), 1))]
         for k in range(points.shape[1] - 1, 0, -1):
-            slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
-            self._right.append(np.matmul(slices, self._right[-1][:, :, None])[:, :, 0])
+            mirrored = self._cores[k].transpose(2, 1, 0)
+            self._right.append(times_slices(self._right[-1], mirrored, points[:, k]))
         self._left = np.ones((len(points), 1))
 
     def values(self, k: int) -> np.ndarray:

@@ -39,7 +39,7 @@ _AGAIN, _SAME = 8, 1e-6
 # A tensor of so many entries or more that was read whole is asked for some again if the train is no
 # shorter than it, as that of noise is; but not if more than this part of its values are the same,
 # of which a few entries tell nothing.
-_MANY, _SAME_VALUE = 256, 0.9
+_MANY_ENTRIES, _SAME_VALUE = 256, 0.9
 # Most held-out entries that become pivots at once, and no more than half of the largest rank unless
 # f jumps: those with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -119,7 +119,7 @@ class Search:
         """Whether sweeps of `cross` read all entries, and the train has no fewer parameters."""
         held = self.held
         parameters = sum(c.size for c in self.fit.cores)
-        if not held.all or held.size < _MANY or parameters < held.values.size:
+        if not held.all or held.size < _MANY_ENTRIES or parameters < held.values.size:
             return False
         counts = np.unique(held.values, axis=0, return_counts=True)[1]
         return bool(counts.max() <= _SAME_VALUE * len(held.values))
@@ -308,7 +308,7 @@ class Search:
         )
 
     def _advice(self, status: Status) -> str:
-        """Returns the advice on the sweeps of `cross` for its report: what to do next, in words."""
+        """Writes advice after the last sweep of `cross`: what to change if it has not converged."""
         if self.held.all and self._oracle.largest == 0:
             return ALL_ZERO
         if self.unsteady:

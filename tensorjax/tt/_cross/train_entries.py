@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores import orthogonalization
-from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.contractions import absorb, merge, times_slices
 from tensorjax._cores.scaling import norms_near_one
 from tensorjax._cores.unfoldings import Cores
 
@@ -18,8 +18,6 @@ TELLING = 10
 
 # Drawing from a train makes arrays (entries, n, r); the most elements of one.
 _DRAWING = 1 << 23
-# A product by groups costs about as much as gathering matrices of so many elements.
-_GATHERED = 1 << 14
 # Modes up to this size are made by merging cores: rows are grouped by their index, one at a time.
 _MERGED = 16
 # So many factors near one are multiplied before the rows are brought near one again.
@@ -40,7 +38,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     (first, *rest), (leading, *others) = _merged(cores[:modes], index)
     v, powers = first[0, leading], exponent
     for k, (core, i) in enumerate(zip(rest, others, strict=True), start=1):
-        v = _times_rows(v, core, i)
+        v = times_slices(v, core, i)
         if k % _TOGETHER == 0:
             v, e = linalg.normalized(v, 1)
             powers = powers + e
@@ -84,20 +82,6 @@ def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
     # The first and the last core are tables, of which rows are picked.
     small = n * m <= _MERGED or left == 1 or right == 1
     return small and 2 * n * m * left * bond * right < saved
-
-
-def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by slices of a core, one for each multi-index of `cross`."""
-    if core.shape[2] == 1:
-        return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
-    slices = np.ascontiguousarray(core.transpose(1, 0, 2))
-    if len(v) * slices[0].size < _GATHERED * len(slices):
-        return np.matmul(v[:, None], slices[i])[:, 0]
-    out = np.empty((len(v), core.shape[2]), np.result_type(v, core))
-    for k, matrix in enumerate(slices):
-        chosen = np.flatnonzero(i == k)
-        out[chosen] = v[chosen] @ matrix
-    return out
 
 
 class Sampler:

@@ -53,6 +53,11 @@ _ABOVE_ROUNDOFF = 1e4
 _JUMP = 0.01
 
 
+# Where f jumps, edges are followed until so large a share of the evaluations went there, in so many
+# steps at most.
+_ALONG, _STEPS = 0.25, 30
+
+
 class Verification:
     """Verification of a cross approximation that met its tolerance; wrong entries become pivots.
 
@@ -84,7 +89,7 @@ class Verification:
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Verifies, by a search for large errors, that a cross approximation has converged.
+        """Verification that a cross approximation has converged, by a search for large errors.
 
         Args:
           level: the largest residual that the last sweep met.
@@ -286,6 +291,28 @@ class Verification:
             if self._many and self._wrong_at_edges(cores):
                 self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
                 return True
+        return self._many and self._search.fine and self._wrong_along_edges(cores)
+
+    def _wrong_along_edges(self, cores: Cores) -> bool:
+        """Verifies a train of `cross` all along the edges that it has; True if wrong there.
+
+        A jump along a curve is right in most cells once the ranks are right, and wrong in single
+        ones, of which bisection meets few: from the edges found, steps to neighbours go on along
+        the curve until they meet nothing new.
+        """
+        oracle, sets = self._fit.oracle, self._fit.sets
+        edges = self._search.edges(cores, sets.left, sets.right, self._least, many=True)
+        most = (1 + _ALONG) * oracle.evaluations
+        seen = edges
+        for _ in range(_STEPS):
+            if not len(edges) or oracle.evaluations >= most:
+                return False
+            if self._found_wrong(cores, edges):
+                self._surprised = self._surprised or self._worst > _JUMP * oracle.largest
+                return True
+            edges = self._search.along(cores, edges, self._least)
+            edges = edges[~_among(edges, seen)]
+            seen = np.concatenate([seen, edges])
         return False
 
     def _wrong_at_random(self, cores: Cores) -> bool:
@@ -356,3 +383,9 @@ class Verification:
             if not self._fit.holds():
                 return None
         return "converged"
+
+
+def _among(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether each multi-index (m, d) is among others that verification of `cross` has seen."""
+    numbers = np.unique(np.concatenate([others, rows]), axis=0, return_inverse=True)[1].ravel()
+    return np.isin(numbers[len(others) :], numbers[: len(others)])

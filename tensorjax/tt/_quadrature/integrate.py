@@ -31,12 +31,12 @@ from tensorjax.tt._quadrature.rules import (
 
 QuadratureRule = Literal["gauss-kronrod", "gauss-legendre", "trapezoidal"]
 # Most points to which a rule is refined.
-_MOST = 255
+_MOST_POINTS = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
 _UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
 _EPS = 4 * float(np.finfo(float).eps)
 _TRIES = 12
-_LEAST = 20  # evaluations worth a try
+_LEAST_EVALUATIONS = 20  # evaluations worth a try
 # n random points miss a part of the domain that is larger than 3 / n with probability 5 %.
 _MISSED = 3.0
 _LEVELS, _MET = 8, 5  # values of a function that jumps, each met so often at the checked points
@@ -132,7 +132,7 @@ def integrate(
         if best is None or found.points != best.points or found.error <= best.error:
             best = found
         wanted = goal(found.value)
-        spent_all = budget is not None and budget - used < _LEAST
+        spent_all = budget is not None and budget - used < _LEAST_EVALUATIONS
         if found.error <= wanted or found.info.status != "converged" or found.jumps or spent_all:
             break
         finer = _refined(counts, found, wanted, rule) if adapted else counts
@@ -310,7 +310,7 @@ def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> t
         errors = np.full(len(counts), math.inf)  # which dimension it is, is not known
     finer = [2 * n + (rule == "gauss-kronrod") for n in counts]
     return tuple(
-        m if error > share and m <= _MOST else n
+        m if error > share and m <= _MOST_POINTS else n
         for n, m, error in zip(counts, finer, errors, strict=True)
     )
 

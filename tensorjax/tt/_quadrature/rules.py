@@ -216,7 +216,7 @@ def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequen
 
 
 def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Applies quadrature rules to a train in all dimensions but one, to estimate their errors."""
+    """Applies all rules but one dimension's to a train of values, to estimate that rule's error."""
     d = len(weights)
     sums = [einsum("anb,n->ab", c, w[0, :, 0]) for w, c in zip(weights, cores, strict=False)]
     after = [cores[d][..., 0] if len(cores) > d else np.ones((1, 1))]

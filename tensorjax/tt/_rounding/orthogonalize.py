@@ -1,7 +1,7 @@
 """Orthogonalisation of a train around a core, which then carries the norm."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,14 +10,13 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores import scaling
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, Train, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._folding import folded
 
-Train = TypeVar("Train", TT, TTMatrix)
 # TT-ranks up to which one thread of a BLAS factorises cores as fast as more.
 _ONE_THREAD = 64
 
@@ -93,7 +92,7 @@ def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Orthogonalises a train to be rounded around core ``center``; returns cores and exponent.
+    """Orthogonalises a train's cores around core ``center``, for rounding; returns exponent too.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.

@@ -23,12 +23,12 @@ from tensorjax._cores.overlaps import agree
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.rounding import compressed
 from tensorjax._cores.scaling import balanced, evened
-from tensorjax._cores.truncation_sweeps import svd_round
+from tensorjax._cores.truncation_sweeps import small_svd_round, svd_round
 from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, HOST, NUMPY, TRACE
+from tensorjax._kernels.table import CPP, HOST, NUMPY, SMALL, TRACE
 from tensorjax._kernels.train_signatures import signature
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
@@ -226,24 +226,28 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _at_once(t: Any, tol: Any) -> Any:
-    """Rounds a real train by one call of C++, which looks at the range of its cores; or None.
+    """Rounds a train to a tolerance by one call of C++, or by few of NumPy if it is small; or None.
 
-    None also where Gram matrices are too inaccurate. `_dynamic` comes to the same result by more
-    calls, which take longer than to round small cores.
+    `_dynamic` comes to the same result by more calls, which take longer than to round small cores.
     """
     known = signature(t)
-    if known is None or type(tol) is not float:
+    if known is None or type(tol) is not float or not 0 < tol < math.inf:
         return None
-    order, dtype = len(known.shapes), known.dtype
-    if choose_kernel("tt.round(tol=), one call", t.cores, HOST) is not CPP:
-        return None
-    share = _share_by_gram(tol, order, dtype)
-    if share is None:
+    small = choose_kernel("tt.round(tol=), few calls", t.cores, HOST) is SMALL
+    one_call = choose_kernel("tt.round(tol=), one call", t.cores, HOST) is CPP
+    share, doubtful, by_gram = _budget(tol, len(known.shapes), known.dtype)
+    if doubtful or not (small or one_call):
         return None
     cores = [np.asarray(c) for c in t.cores]
     if known.kind is TTMatrix:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
-    found = _native.gram_round(cores, share, _most_of(dtype))
+    found = None
+    if (
+        one_call and by_gram
+    ):  # which looks at the range; None where Gram matrices are too inaccurate
+        found = _native.gram_round(cores, share, _most_of(known.dtype))
+    if small and not found:
+        found = _by_few_calls(cores, share)
     if not found:
         return None
     top = float(np.abs(found[-1]).max())
@@ -251,22 +255,28 @@ def _at_once(t: Any, tol: Any) -> Any:
     if known.kind is TTMatrix:
         modes = [s[1:-1] for s in known.shapes]
         found = [c.reshape(len(c), *n, -1) for c, n in zip(found, modes, strict=True)]
-    if dtype != np.float64:
-        found = [c.astype(dtype) for c in found]
+    found = [c.astype(known.dtype, copy=False) for c in found]
     return known.kind._unchecked(tuple(on_device(found)))
 
 
-@functools.lru_cache(maxsize=1024)
-def _share_by_gram(tol: float, order: int, dtype: np.dtype) -> float | None:
-    """Returns the share of energy that a train's rounding by Gram matrices may discard, or None.
-
-    None where they do not resolve it, or where the result would have to be measured.
-    """
-    if not 0 < tol < math.inf:
+def _by_few_calls(cores: list[Any], share: float) -> list[Any] | None:
+    """Rounds a small train of host cores, in double precision; None where it is not in range."""
+    wide = np.result_type(cores[0].dtype, np.float64)
+    if not _are_at_hand(cores):
         return None
-    share, doubtful = budget(tol, order, np.dtype(np.float64), dtype)
+    with _blas_threads.one_thread(True):
+        return small_svd_round([c.astype(wide, copy=False) for c in cores], share)
+
+
+@functools.lru_cache(maxsize=1024)
+def _budget(tol: float, order: int, dtype: np.dtype) -> tuple[float, bool, bool]:
+    """Returns the share of energy that a train's rounding in double precision may discard.
+
+    And whether the result would have to be measured, and whether Gram matrices resolve the share.
+    """
+    share, doubtful = budget(tol, order, np.result_type(dtype, np.float64), dtype)
     served = linalg.choose("auto", share / (order - 1), np.float64, levels=1)
-    return share if served == "gram" and not doubtful else None
+    return share, doubtful, served == "gram"
 
 
 def _in_range(t: TT) -> TT:

@@ -9,12 +9,11 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, Train, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
-from tensorjax.tt._exact_arithmetic import Train
 from tensorjax.tt._folding import folded
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 

@@ -23,7 +23,11 @@ from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces.subspaces_on_host import Asked, least_share
+from tensorjax.linalg._subspaces.subspaces_on_host import (
+    Asked,
+    least_share,
+    least_share_of_gaps,
+)
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._folding import unfold
 from tensorjax.tt._rank_padding import padded_to
@@ -103,11 +107,17 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
     """Decomposes an array in `from_dense` by C++ or Gram TT-SVD, if chosen; else None."""
     if asked.share is None:
         return None
-    facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
+    facts = {
+        "method": asked.method,
+        "share": asked.share,
+        "floor": lambda: least_share(x.dtype),
+        "least": lambda: least_share_of_gaps(x.dtype),
+    }
     kernel = choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
     if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
         return found
-    if kernel is NUMPY or (kernel is CPP and x.size >= _LONG_SIDES):
+    blurred = asked.share < least_share(x.dtype)
+    if kernel is NUMPY or (kernel is CPP and (blurred or x.size >= _LONG_SIDES)):
         return None
     return small_tt_svd(x, asked.share, whole=x.size < SMALL_ARRAY)
 

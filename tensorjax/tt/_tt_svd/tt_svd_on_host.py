@@ -47,9 +47,9 @@ _PLAIN = 2**16
 _LONG = 32
 # Share of a bond's allowed energy that a basis of several modes may lack before these are split.
 _FACTOR = 0.01
-# Sides shorter than _FEW are candidates only where no longer one is left; from either end, none is
-# after the first that is longer than _MANY.
-_FEW, _MANY = 4, 1024
+# Sides shorter than the first number are candidates only where no longer one is left; from either
+# end, none is after the first that is longer than the second.
+_SHORT_SIDE, _LONG_SIDE = 4, 1024
 
 
 class _Group(NamedTuple):
@@ -86,10 +86,11 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
     shape, core = x.shape, np.ascontiguousarray(x)
     asked = asked._replace(guess=_probed(core, asked, caps), whole=True)
     first, last, left, right = 0, len(shape), 1, 1  # modes in the core, ranks on both sides of it
+    parts = 2 if x.dtype.kind == "c" else 1
     lefts: list[Any] = []
     rights: list[_Group] = []
     while last - first > 1:
-        cut = _next_cut(left, shape[first:last], right, asked.guess or _GUESS)
+        cut = _next_cut(left, shape[first:last], right, asked.guess or _GUESS, parts)
         bond = last - cut.modes if cut.right else first + cut.modes
         matrix = core.reshape(left * math.prod(shape[first:bond]), -1)
         cap = None if caps is None else min(caps[bond - 1], *matrix.shape)
@@ -281,34 +282,36 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
     return 2 * rank if rank > 0.8 * rows else rank + rank // 4 + 2
 
 
-def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
+def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int, parts: int = 1) -> _Cut:
     """Chooses where the host TT-SVD cuts next: the cheapest cut, or the first mode if small."""
     small = left * math.prod(modes) * right < _PLAIN
-    return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
+    return _Cut(1, False) if small else _cheapest(left, modes, right, guess, parts)
 
 
 @functools.lru_cache(maxsize=4096)
-def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
+def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int, parts: int) -> _Cut:
     """Chooses the next cut of a host TT-SVD by predicted time, looking one cut ahead."""
-    return _best(left, modes, right, guess, ahead=1)[1]
+    return _best(left, modes, right, guess, parts, ahead=1)[1]
 
 
 def _best(
-    left: float, modes: Sequence[int], right: float, guess: int, ahead: int
+    left: float, modes: Sequence[int], right: float, guess: int, parts: int, ahead: int
 ) -> tuple[float, _Cut]:
     size = left * math.prod(modes) * right
     found: list[tuple[float, _Cut]] = []
     for cut, side in _candidates(left, modes, right, guess):
         rank = min(guess, side)
-        seconds = _predicted_times.cut(size, side, rank, cut.right)
+        seconds = _predicted_times.cut(size, side, rank, cut.right, parts)
         rest = modes[: len(modes) - cut.modes] if cut.right else modes[cut.modes :]
         if ahead and len(rest) > 1:
             ends = (left, rank) if cut.right else (rank, right)
-            seconds += _best(ends[0], rest, ends[1], guess, ahead - 1)[0]
+            seconds += _best(ends[0], rest, ends[1], guess, parts, ahead - 1)[0]
         if cut.right:  # cores on the right are orthogonalised once more
             more = min(4 * guess, side)  # the rank may turn out to be higher
             rows = min(more, size / (side * rest[-1])) * rest[-1]
-            seconds += (1 if len(rest) == 1 else 4) * _predicted_times.product(rows * more, more)
+            seconds += (1 if len(rest) == 1 else 4) * _predicted_times.product(
+                rows * more, more, parts=parts
+            )
         found.append((seconds, cut))
     return min(found, key=lambda pair: pair[0])
 
@@ -329,9 +332,9 @@ def _candidates(
             side *= n
             if side * side > size:
                 break
-            if side >= _FEW or k == len(ordered) - 2:
+            if side >= _SHORT_SIDE or k == len(ordered) - 2:
                 out.append((_Cut(k + 1, towards_right), side))
-            if side > _MANY:
+            if side > _LONG_SIDE:
                 break
     if out:
         # Where all are expected to stay whole, the longest says so of those within it.

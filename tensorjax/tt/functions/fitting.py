@@ -53,7 +53,7 @@ _WORTH = 0.003
 _TRIAL, _PATIENCE = 5, 3
 # Up to so many samples, every one is held out once; of more, one part of them. Of so few, products
 # gain nothing by several threads.
-_FEW = 2000
+_FEW_SAMPLES = 2000
 # Size of the random entries that pad cores, relative to the largest entry.
 _SPARK = 1e-2
 # Relative errors to which ranks are lowered as a trial.
@@ -171,7 +171,7 @@ def fit(
         _check.number(name, value, low=0)
     _check.integer("max_sweeps", max_sweeps, low=1)
     works = []
-    with _blas_threads.one_thread(len(data.y) <= _FEW):
+    with _blas_threads.one_thread(len(data.y) <= _FEW_SAMPLES):
         for degree in _DEGREES if free else (0,):
             tried = [of_degree(b, degree) if k in free else b for k, b in enumerate(bases)]
             ranks = feasible_ranks(_MOST if rank is None else rank, [b.size for b in tried])
@@ -215,7 +215,7 @@ class _Data:
         self.x = x
         self.y = (wide - self.mean) / self.scale
         parts = np.array_split(order, max(2, min(round(1 / share), len(y))))
-        self.held = parts if len(y) <= _FEW else parts[:1]
+        self.held = parts if len(y) <= _FEW_SAMPLES else parts[:1]
         everything = np.arange(len(y))
         self.fitted = [np.setdiff1d(everything, part) for part in self.held]
         # Last, the fit to all samples: the result.

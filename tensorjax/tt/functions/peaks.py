@@ -219,7 +219,7 @@ def hidden_part(
 
 
 def _width(line: np.ndarray, wrong: np.ndarray, top: float) -> float:
-    """Returns the reach of large errors along a line from their peak, on its longer side."""
+    """Returns how far a peak of interpolation errors extends along a line, on its longer side."""
     far = np.abs(line - top)
     large = wrong > _END * wrong.max()
     beyond = far[~large & (far > 0)]

@@ -10,9 +10,9 @@ Example:
   0.28
 """
 
+from tensorjax.tt.patches.arithmetic import add, evaluate, inner, norm, ones_like, sum
 from tensorjax.tt.patches.conversion import to_dense, to_tt
 from tensorjax.tt.patches.cross import PatchesInfo, cross
-from tensorjax.tt.patches.entries_sums_and_norms import add, evaluate, inner, norm, ones_like, sum
 from tensorjax.tt.patches.patched_train import PatchedTT
 
 __all__ = [

@@ -109,23 +109,35 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
     """Computes an ST-HOSVD on the host, from the first mode or the last, as predicted faster.
 
     The mode that is compressed moves to the other end, so that the next one comes first: the
-    product that compresses puts it there, and no unfolding is copied.
+    product that compresses puts it there, and no unfolding is copied. One that is kept whole stays
+    where it is, and the next is copied in front of it.
     """
-    backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
-    core, factors, asked = np.ascontiguousarray(x), [], asked._replace(whole=True)
-    for k in range(x.ndim)[::-1] if backwards else range(x.ndim):
-        n = x.shape[k]
-        cap = None if caps is None else min(caps[k], core.size // n)
-        sizes = core.shape[:-1] if backwards else core.shape[1:]
-        matrix = core.reshape(-1, n) if backwards else core.reshape(n, -1)
-        compress = _last_mode if backwards else _first_mode
-        u, image, found = compress(matrix, asked._replace(cap=cap))
+    parts = 2 if x.dtype.kind == "c" else 1
+    backwards = _seconds(x.shape[::-1], parts) < _seconds(x.shape, parts)
+    core, asked = np.ascontiguousarray(x), asked._replace(whole=True)
+    factors: dict[int, Any] = {}
+    axes = list(range(x.ndim))  # the modes, as they lie in the core
+    for k in axes[::-1] if backwards else axes[:]:
+        n, at = x.shape[k], axes.index(k)
+        if 0 < at < x.ndim - 1:
+            core = np.ascontiguousarray(np.moveaxis(core, at, 0))
+            axes.insert(0, axes.pop(at))
+            at = 0
+        last = at == x.ndim - 1 and (backwards or at > 0)
+        sizes = core.shape[:-1] if last else core.shape[1:]
+        matrix = core.reshape(-1, n) if last else core.reshape(n, -1)
+        asked = asked._replace(cap=None if caps is None else min(caps[k], core.size // n))
+        u, image, found = (_last_mode if last else _first_mode)(matrix, asked)
         if asked.share is not None:
             asked = asked._replace(share=None, tail=asked.share * found.total)
         asked = asked._replace(guess=u.shape[1] + 2)
-        core = image.reshape((-1, *sizes) if backwards else (*sizes, -1))
-        factors.append(u)
-    return [*(factors[::-1] if backwards else factors), core]
+        factors[k] = u
+        if image is not None:
+            core = image.reshape((-1, *sizes) if last else (*sizes, -1))
+            axes.remove(k)
+            axes.insert(0 if last else x.ndim, k)
+    core = np.ascontiguousarray(core.transpose([axes.index(k) for k in range(x.ndim)]))
+    return [*(factors[k] for k in range(x.ndim)), core]
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
@@ -166,7 +178,7 @@ def small_hosvd(x: np.ndarray, share: float) -> list[Any]:
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     """Compresses the first mode in a host ST-HOSVD, of a (n, m): returns factor u and (uᴴ a)ᵀ.
 
-    Of a mode that is kept whole the factor is the identity, which takes no product.
+    Of a mode that is kept whole the factor is the identity, and there is no product (None).
     """
     if is_tall(a):
         found = leading(a, asked, right=True)
@@ -175,7 +187,7 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     found = leading(a, _capped(a, asked))
     u = _fit(found.basis, a, asked)
     if u.shape[1] == len(u):
-        return np.eye(len(u), dtype=u.dtype), np.ascontiguousarray(a.T), found
+        return np.eye(len(u), dtype=u.dtype), None, found
     image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
     return u, np.ascontiguousarray(image), found
 
@@ -189,8 +201,9 @@ def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     found = leading(b, _capped(b, asked), right=True)
     v = _fit(found.basis, b, asked)
     if v.shape[1] == len(v):
-        return np.eye(len(v), dtype=v.dtype), np.ascontiguousarray(b.T), found
-    return v.conj(), np.ascontiguousarray(times(b, v).T), found
+        return np.eye(len(v), dtype=v.dtype), None, found
+    image = v.T @ b.T if b.dtype == v.dtype else np.ascontiguousarray(times(b, v).T)
+    return v.conj(), image, found
 
 
 def _capped(a: Any, asked: Asked) -> Asked:
@@ -203,13 +216,13 @@ def _fit(basis: Any, a: Any, asked: Asked) -> Any:
     return basis.astype(a.dtype, copy=False) if asked.narrow else basis
 
 
-def _seconds(shape: Sequence[int]) -> float:
+def _seconds(shape: Sequence[int], parts: int) -> float:
     """Predicts the seconds of an HOSVD that compresses modes in the order of ``shape``."""
     size, seconds = float(math.prod(shape)), 0.0
     for n in shape:
         side = min(n, size / n)
         rank = min(side, _GUESS)
-        seconds += _predicted_times.cut(size, side, rank)
+        seconds += _predicted_times.cut(size, side, rank, parts=parts)
         size *= rank / n
     return seconds
 

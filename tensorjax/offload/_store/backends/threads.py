@@ -43,7 +43,7 @@ class ThreadBackend(FileBackend):
         self.file = self._make(path, capacity, say)
 
     def start(self, queue: Queue) -> None:
-        """Starts the worker threads, which take transfers from a tensor store's queue."""
+        """Starts the thread-pool backend's workers, which take transfers from a store's queue."""
         self._threads = [
             threading.Thread(
                 target=_serve, args=(self.file, queue), name=f"tensorjax-store-{i}", daemon=True

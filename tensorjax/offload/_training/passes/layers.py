@@ -1,7 +1,8 @@
 """Layers of a model: pure functions of parameter groups, and their compiled programs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -167,9 +168,11 @@ class LayerPrograms:
         """Raises ValueError if a last layer's loss without weight is not the mean over rows.
 
         Such a loss depends on how a batch is cut. It is computed once for given shapes, of the
-        first row of each of two microbatches and of both rows, without a random key. Arrays that
-        are split over devices, inputs whose first axis is not that of the batch, and layers that
-        need a key or a fixed number of rows are not looked at.
+        first row of each of two microbatches and of both rows, without a random key; and again
+        with what marks padding, 0 or −100, in one array after the other of the second row: later
+        batches may be padded where the first one is not. Arrays that are split over devices,
+        inputs whose first axis is not that of the batch, and layers that need a key or a fixed
+        number of rows are not looked at.
         """
         signature = _signature(params, xs, batches)
         if signature in self._means:
@@ -178,23 +181,24 @@ class LayerPrograms:
         rows = np.shape(jax.tree.leaves(batches)[0])[:1]
         if any(np.shape(a)[:1] != rows or len(a.devices()) > 1 for a in arrays):
             return
-        try:
-            one, other, both = (float(x) for x in self._row_losses(params, xs, batches))
-        except (TypeError, ValueError, IndexError):  # it needs a key, or a number of rows
-            self._means.add(signature)
-            return
         dtypes = {a.dtype for a in jax.tree.leaves((params, xs))}
         floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
         close = max((float(jnp.finfo(d).eps) for d in floats), default=0.0) ** (1 / 3)
-        gap = abs(both - (one + other) / 2)
-        if gap > close * max(abs(one), abs(other), abs(both)):
-            raise ValueError(
-                f"layers: expected {name!r} to return the mean loss of the rows, which several "
-                f"microbatches are averaged by; the losses of two rows are {one:.6g} and "
-                f"{other:.6g}, that of both is {both:.6g}. Return a pair, the sum of the losses "
-                "and its weight (such as the number of rows or of tokens that count), or use "
-                "microbatches=1"
-            )
+        first, second = batches
+        for changed in (second, *_padded(second)):
+            try:
+                one, other, both = map(float, self._row_losses(params, xs, [first, changed]))
+            except (TypeError, ValueError, IndexError):  # it needs a key, or a number of rows
+                break
+            if not _is_mean(one, other, both, close):
+                padded = "" if changed is second else ", one of them padded,"
+                raise ValueError(
+                    f"layers: expected {name!r} to return the mean loss of the rows, which several "
+                    f"microbatches are averaged by; the losses of two rows{padded} are {one:.6g} "
+                    f"and {other:.6g}, that of both is {both:.6g}. Return a pair, the sum of the "
+                    "losses and its weight (such as the number of rows or of tokens that count), "
+                    "or use microbatches=1"
+                )
         self._means.add(signature)
 
     def weighs(self, *given: Any) -> bool:
@@ -274,6 +278,25 @@ class _LayerPasses:
         one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
         return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
+
+
+def _padded(batch: Any) -> Iterator[Any]:
+    """Yields a microbatch with one array after the other filled with what marks padding."""
+    leaves, tree = jax.tree.flatten(batch)
+    for k, leaf in enumerate(leaves):
+        extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # keys, which mark nothing
+        kind = "" if extended else np.dtype(leaf.dtype).kind
+        for fill in {"b": (0, 1), "i": (0, -100), "": ()}.get(kind, (0,)):
+            filled = jnp.full_like(leaf, fill)
+            yield jax.tree.unflatten(tree, [*leaves[:k], filled, *leaves[k + 1 :]])
+
+
+def _is_mean(one: float, other: float, both: float, close: float) -> bool:
+    """Whether a loss of two rows is the mean of those of one; NaN or Inf only if they are."""
+    if not math.isfinite(both):
+        return True
+    gap = abs(both - (one + other) / 2)
+    return gap <= close * max(abs(one), abs(other), abs(both))
 
 
 # The compiled programs of a layer's function, by that and its shardings (tree and leaves). All

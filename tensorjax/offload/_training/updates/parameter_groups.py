@@ -151,7 +151,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Takes memory for a parameter group's results from the pool; None if it has none."""
+        """Takes memory of a parameter group from the pool, for another's results; or None."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:

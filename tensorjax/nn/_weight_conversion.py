@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, tt, tucker
+from tensorjax._cores.contractions import times_right
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import check_bytes, gate_dtype, parameter_count, settle
@@ -22,7 +23,7 @@ Gates = Literal["singular values", "ones"]
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Measured error and compression of converting a dense layer to a tensorised one.
+    """Certificate of a conversion: measured error of a dense weight, and its compression.
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
@@ -69,7 +70,7 @@ certificates: weakref.WeakKeyDictionary[nnx.Module, Certificate] = weakref.WeakK
 
 
 def check_plain(layer: Any) -> None:
-    """Raises ValueError if a dense layer has options that a tensorised layer cannot keep."""
+    """Checks before conversion: ValueError for options of a dense layer that would be lost."""
     general = isinstance(layer, nnx.LinearGeneral)
     weight = layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel
     if type(weight) is not nnx.Param:
@@ -96,7 +97,7 @@ def check_plain(layer: Any) -> None:
 
 
 def concrete(parameter: Any) -> jax.Array:
-    """Returns a dense layer's parameter as an array; TypeError if it is only a shape or traced."""
+    """Returns a dense weight to convert as an array; TypeError if only a shape or traced."""
     value = parameter.get_value()
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')
@@ -167,7 +168,7 @@ def canonical(
         row = v[:keep].reshape(keep, *left.shape[1:])
         out.append(row / gates[-1] if gates else row)
         gates.append(sigma[:keep] / sigma[0])
-        left = core @ (u[:, :keep] * sigma[:keep])
+        left = times_right(core, u[:, :keep] * sigma[:keep])
     out.append(left / gates[-1])
     return _balanced(out[::-1]), gates[::-1]
 
@@ -209,7 +210,7 @@ def dense_matrix(
 def dense_parameter(
     layer: Any, name: str, shape: tuple[int, ...], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns a dense layer's kernel or table in double precision; checks shape, size, entries."""
+    """Returns a dense weight to be converted, kernel or table, in double precision; checks it."""
     found = concrete(getattr(layer, name))
     if found.shape != shape:
         raise ValueError(

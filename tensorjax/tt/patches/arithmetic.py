@@ -1,4 +1,4 @@
-"""Functions of patched trains: entries, sums, inner products and norms."""
+"""Arithmetic of patched trains: sums, inner products, norms, entries."""
 
 from typing import Any
 
