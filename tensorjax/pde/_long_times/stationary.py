@@ -18,7 +18,7 @@ from tensorjax.pde._arguments import hosted_cores, or_zero
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box, ends, random_points
-from tensorjax.pde._integration.error_estimates import ALLOWED, LEAST, inaccurate
+from tensorjax.pde._integration.error_estimates import ALLOWED, LEAST_ESTIMATE, inaccurate
 from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
@@ -173,7 +173,7 @@ def stationary(
     """
     limits = edge_limit, resolution_limit
     tol, _ = linear_systems.checked_options(tol, max_rank)
-    allowed = max(ALLOWED * tol, LEAST) if accuracy is None else accuracy
+    allowed = max(ALLOWED * tol, LEAST_ESTIMATE) if accuracy is None else accuracy
     _check.number("accuracy", allowed, low=0, open=True, finite=False)
     return with_cores(problem, tol, map, max_rank, limits, max_seconds, allowed)[0]
 
