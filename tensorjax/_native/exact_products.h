@@ -167,9 +167,9 @@ void sum_trains(Team& team, const std::vector<Sum>& sums, const std::vector<cons
 }
 
 // The exponent e of the largest part of some numbers, in [2^(e−1), 2^e); 0 of zeros, NaN and Inf.
-// Sets `zero` if all are zero.
+// Sets `zero` where all are zero.
 template <class T>
-int exponent_of(const T* x, long count, bool* zero) {
+int exponent_of(const T* x, long count, bool* zero = nullptr) {
   using Real = typename Parts<T>::Real;
   const Real* part = reinterpret_cast<const Real*>(x);
   Real most = 0;
@@ -181,7 +181,7 @@ int exponent_of(const T* x, long count, bool* zero) {
   }
   int e = 0;
   if (finite) std::frexp(most, &e);
-  *zero = *zero || (finite && most == 0);
+  if (zero && finite && most == 0) *zero = true;
   return e;
 }
 
