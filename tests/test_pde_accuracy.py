@@ -319,3 +319,17 @@ def test_noise_that_varies_along_an_axis_makes_no_growing_modes(rng: Any):
         scale = np.linalg.norm(plain @ bump)
         assert np.linalg.norm((found - plain) @ bump) < 1e-3 * scale
         assert np.isfinite(scipy.linalg.expm(found)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_starts_given_as_functions_are_judged_as_gaussians(seed: int):
+    rng = np.random.default_rng(seed)
+    mean, variance = rng.uniform([-0.2, 0.036], [0.2, 0.06])
+    exact = pde.Gaussian([mean], [[variance]])
+    box, results = pde.Box([pde.Axis("chebyshev", 24, -1.4, 1.5, walls="reflecting")]), []
+    for start in (exact, pde.Function(exact.values)):
+        problem = pde.FokkerPlanck([[pde.Power([1.0], exponent=2)]], 0.2, start, box)
+        found = pde.integrate(problem, t1=0.2)
+        results.append((found.result, "initial state's" in found.message))
+    assert results[0] == results[1]
+    assert results[0] == (pde.Result.inaccurate, True)

@@ -291,3 +291,31 @@ def test_bad_arguments_of_stationary_are_refused():
     minus = pde.FokkerPlanck(None, 0.1, pde.Gaussian(np.zeros(2), E, amplitude=-1.0), box)
     with pytest.raises(ValueError, match="start: expected a density"):
         pde.stationary(minus)
+
+
+@pytest.mark.parametrize("draw", [20, 21, 22])
+def test_points_that_are_too_few_for_the_density_are_told(draw):
+    """Wells on more and more points: a success is near Boltzmann's density, and the last one is."""
+    rng = np.random.default_rng(draw)
+    noise, slope, tilt = rng.uniform([0.2, 0.4, -0.15], [0.4, 1.0, 0.15])
+    results = []
+    for n in (36, 40, 44, 64, 96):
+        box = pde.Box.fourier(1, n, 3.5)
+        force = [[pde.Power([1.0], exponent=3, amplitude=-1.0)]]
+        start = pde.Gaussian([0.0], [[0.5]])
+        well = pde.FokkerPlanck(force, noise, start, box, matrix=[[slope]], offset=[tilt])
+        found = pde.stationary(well)
+        results.append(found.result)
+        if found.result == pde.Result.successful:
+
+            def energy(x, at=(slope, tilt, noise)):
+                x = x[:, 0]
+                return (x**4 / 4 - at[0] * x**2 / 2 - at[1] * x) / at[2]
+
+            _, p = values(well, found)
+            assert relative(p, boltzmann(box, energy)) < 3e-5
+        elif found.result == pde.Result.inaccurate:
+            assert "points of axis 0" in found.message
+            assert pde.stationary(well, accuracy=np.inf).result == pde.Result.successful
+    assert pde.Result.inaccurate in results
+    assert results[-1] == pde.Result.successful

@@ -214,3 +214,27 @@ def test_payoffs_of_other_values_are_named(payoff: Any):
     domain = chebyshev((12, 0.0, 1.0))
     with pytest.raises(ValueError, match="payoff: expected real values of shape"):
         pde.expectation(planck(1, None, 0.5), domain, payoff, [0.5])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_walls_reached_without_noise_are_judged_by_mean_squares(seed: int):
+    """Survival jumps where the velocity turns at a wall: no number of points is enough there."""
+    rng = np.random.default_rng(seed)
+    friction, heat = rng.uniform([1.0, 0.5], [2.0, 0.8])
+    start, noise = pde.Gaussian([0.0, 0.0], 0.1 * np.eye(2)), np.diag([0.0, friction * heat])
+    matrix = [[0.0, 1.0], [0.0, -friction]]
+    problem = pde.OrnsteinUhlenbeck(matrix, noise, start, pde.Box.fourier(2))
+    domain, t = chebyshev((22, -1, 1), (22, -3.5, 3.5)), 1.0
+    found = pde.survival(problem, domain, [t], walls=["absorbing", "reflecting"], tol=1e-3)
+    assert found.result == pde.Result.successful, found.message
+    assert found.error < 1e-2
+    for x in ([0.0, 0.0], [-0.5, 0.4], [0.4, 0.8]):
+        q, v, count, dt = np.full(4000, x[0]), np.full(4000, x[1]), 500, t / 500
+        inside = np.ones(4000, bool)
+        for _ in range(count):
+            v = v - dt * friction * v
+            v += np.sqrt(2 * friction * heat * dt) * rng.standard_normal(4000)
+            q = q + dt * v
+            inside &= np.abs(q) < 1
+        share = inside.mean()
+        assert abs(found([x])[0, 0] - share) < 5 * np.sqrt(share * (1 - share) / 4000) + 0.01

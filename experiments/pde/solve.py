@@ -66,9 +66,9 @@ def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> p
 
 def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: int) -> Found:
     """Integrates a case in given coordinates; returns the run with its error."""
-    start = time.perf_counter()
+    start = time.process_time()
     solution = integrated(case, coordinates, seconds, max_rank)
-    found = Found(case, words, solution, None, time.perf_counter() - start)
+    found = Found(case, words, solution, None, time.process_time() - start)
     if case.reference is not None:
         return found
     t = solution.final.t

@@ -103,19 +103,22 @@ def inaccurate(
     allowed: float,
     varies: bool = False,
     density: bool = False,
+    amplified: Any = 1.0,
 ) -> str:
     """Explains which axis has too large an error estimate, why, and the remedy; else "".
 
     Args:
       cores: of v.
       box: its grid.
-      t: its time.
+      t: its time; Inf for a stationary density.
       tol: of the run.
       allowed: largest estimated error of a success.
       varies: whether drift or noise are other than affine.
       density: whether v is one, whose covariance is to be right.
+      amplified: by how much the error by the points of each axis is larger than the estimate.
     """
     found = grid_errors(np, cores, looks(box, varies))
+    found = found._replace(coarse=amplified * found.coarse)
     noisy = [
         (share, k)
         for k, share, is_noise in (edges(cores, box) if density else ())
@@ -132,10 +135,11 @@ def inaccurate(
         )
     if not max(found.coarse.max(), found.cut.max()) > allowed:
         return ""
+    when = f"at t = {t:g} " if t < math.inf else ""
     asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"
     if found.cut.max() > found.coarse.max():
         k = int(np.argmax(found.cut))
-        text = f"at t = {t:g} a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
+        text = f"{when}a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
         edge, rough = shares_of(np, cores, quadrature(box))
         if rough > ROUGH * edge or noisy_edge(cores, box) is not None:
             return (
@@ -148,7 +152,7 @@ def inaccurate(
         )
     k = int(np.argmax(found.coarse))
     return (
-        f"at t = {t:g} the points of axis {k} resolve the solution to a relative error of about "
+        f"{when}the points of axis {k} resolve the solution to a relative error of about "
         f"{found.coarse[k]:.1g}, {asked}: take {_advised(box.axes[k], found.coarse[k], allowed)} "
         "there, coordinates in which it is wider, or a larger tol or accuracy"
     )

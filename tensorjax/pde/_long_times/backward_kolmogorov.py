@@ -55,6 +55,22 @@ def probes(domain: Box) -> np.ndarray:
     return random_points(domain, _PROBES, seed=1)
 
 
+def jumps(grid: Box) -> bool:
+    """Tells whether backward Kolmogorov solutions may jump: at walls reached without noise.
+
+    They jump where the drift turns at such a wall; there no points are enough.
+    """
+    return any(getattr(a, "noiseless", False) for a in grid.axes)
+
+
+def largest_of(grid: Box, x: np.ndarray) -> float:
+    """Measures differences x (…, m) of two backward Kolmogorov solutions at points: the largest.
+
+    Where solutions jump it is the root mean square over the points, the largest of all times.
+    """
+    return float((np.sqrt(np.square(x).mean(-1)) if jumps(grid) else np.abs(x)).max())
+
+
 def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
     """Checks problem, box and walls of a backward Kolmogorov equation; returns the grid.
 

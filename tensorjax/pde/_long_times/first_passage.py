@@ -23,6 +23,8 @@ from tensorjax.pde._long_times.backward_kolmogorov import (
     drift_along,
     finer,
     grid_of,
+    jumps,
+    largest_of,
     probes,
 )
 from tensorjax.pde._observables import values_and_moments
@@ -223,8 +225,7 @@ def _solved(
 ) -> Passage:
     guess = [np.ones((1, n, 1)) for n in grid.shape]
     aim = max(_RESIDUAL * tol, 1e-12)
-    quiet = any(getattr(a, "noiseless", False) for a in grid.axes)
-    cores, residual = linear_systems.solved(operator, load, guess, aim, cap, direct=quiet)
+    cores, residual = linear_systems.solved(operator, load, guess, aim, cap, direct=jumps(grid))
     v = TT._unchecked(tuple(jax.device_put(cores)))
     result, message = Result.successful, ""
     if not residual <= 30 * aim and cap is not None and max(len(c) for c in cores) >= cap:
@@ -252,21 +253,13 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     x = probes(domain)
     before, after = coarse(x), fine(x)
     size = np.abs(after).max()
-    # Without noise solutions jump where the drift turns at a wall: there no points are enough.
-    quiet = any(getattr(a, "noiseless", False) for a in fine.domain.axes)
-    of = _mean_square if quiet else np.max
-    error = float(of(np.abs(after - before)) / size)
+    error = float(largest_of(fine.domain, after - before) / size)
     limit = max(_CHANGE * tol, _LEAST)
     # Neither times nor probabilities are negative.
-    if error > limit or of(np.maximum(-after, 0)) > limit * size:
+    if error > limit or largest_of(fine.domain, np.maximum(-after, 0)) > limit * size:
         message = (
             f"with a quarter more points the solution changes by {error:.2g} of its largest value, "
             f"and its least value is {after.min():.2g}: take more points, or a smaller domain"
         )
         return dataclasses.replace(fine, result=Result.unresolved, message=message, error=error)
     return dataclasses.replace(fine, error=error)
-
-
-def _mean_square(x: np.ndarray) -> float:
-    """Computes the root mean square of differences between first-passage solutions."""
-    return float(np.sqrt(np.square(x).mean()))

@@ -21,6 +21,8 @@ from tensorjax.pde._long_times.backward_kolmogorov import (
     diffusions,
     finer,
     grid_of,
+    jumps,
+    largest_of,
     probes,
 )
 from tensorjax.pde._observables import values_and_moments
@@ -45,7 +47,9 @@ class Expectation:
         short that values fall too steeply at the walls; `Result.solver`, `Result.max_rank`.
       message: explanation of a failure, with advice; else empty.
       error: largest change from fewer points and nodes to these, over the largest value or 1: an
-        estimate of the error. It is at most 10 tol, or 1e-4 if that is more, of a success.
+        estimate of the error. It is at most 10 tol, or 1e-4 if that is more, of a success. Where
+        paths are carried over walls without noise it is the root mean square at 1000 points of the
+        domain, for there the function jumps.
       residual: of the linear systems, relative, the largest one.
       sums: for every time the cores of complex trains, whose imaginary parts are the values, and
         their time derivatives with the sign reversed.
@@ -326,7 +330,7 @@ def _solved(
     cap: int | None,
 ) -> Expectation:  # fmt: skip
     """Computes survival probabilities or expected payoffs on one grid by Laplace transforms."""
-    operator, accuracy = backward(problem, grid), _RESIDUAL * tol
+    operator, accuracy, direct = backward(problem, grid), _RESIDUAL * tol, jumps(grid)
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:
         load = crossed("payoff", _checked(payoff), grid.points, accuracy)
@@ -337,7 +341,7 @@ def _solved(
         for at in z:
             system = linear_systems.square(products.combined([identity, flat], [at, -1.0]))
             guess = solutions[-1] if solutions else load
-            y, residual = linear_systems.solved(system, load, guess, accuracy, cap)
+            y, residual = linear_systems.solved(system, load, guess, accuracy, cap, direct)
             solutions.append(y)
             worst = max(worst, residual)
         pair = [
@@ -371,10 +375,10 @@ def _compared(
     x = probes(fine.domain)
     values = fine(x)
     size = 1.0 if probability else float(np.abs(values).max()) or 1.0
-    error = float(np.abs(values - coarse(x)).max()) / size
+    error = largest_of(fine.domain, values - coarse(x)) / size
     limit, outside = max(_CHANGE * tol, _LEAST), 0.0
     if probability:
-        outside = max(-float(values.min()), float(values.max()) - 1, 0.0)
+        outside = largest_of(fine.domain, np.maximum(np.maximum(-values, values - 1), 0.0))
     if error <= limit and outside <= limit:
         return dataclasses.replace(fine, error=error)
     also = f", and leaves [0, 1] by {outside:.2g}" if probability else ""
