@@ -13,7 +13,7 @@ from tensorjax._formats import random_arrays
 from tensorjax._kernels.table import NUMPY
 from tensorjax.nn import _initializers
 from tensorjax.sketch import _apply
-from tensorjax.tt import _inner_product_kernels
+from tensorjax.tt._products import inner_product_kernels
 from tests.oracles import compilations
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -128,14 +128,14 @@ def test_first_bilinear_forms_compile_nothing_where_inner_products_do_not():
 def test_a_habit_gets_a_program(monkeypatch):
     """Of XLA, or of one call of C++ where that was built."""
     x, y, *_ = drawn(9101)
-    served, swept = [], _inner_product_kernels.host_overlap
+    served, swept = [], inner_product_kernels.host_overlap
     monkeypatch.setattr(
         _inner_product_kernels, "host_overlap", lambda *cores: served.append(cores) or swept(*cores)
     )
     counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
     assert counts == [*range(1, 11), 10, 10, 10]
     half = x.astype(jnp.float32).astype(jnp.bfloat16)
-    assert _inner_product_kernels.inner_on_host(half, half) is None
+    assert inner_product_kernels.inner_on_host(half, half) is None
 
 
 def test_new_sites_numbers_of_rows_and_batches_compile_nothing():

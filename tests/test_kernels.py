@@ -24,9 +24,11 @@ from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRA
 from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense_and_tt
 from tensorjax.sketch import _apply
-from tensorjax.tt import _entries, _inner_products, _product_kernels, _products
-from tensorjax.tt import _inner_product_kernels as inners
+from tensorjax.tt import _entries
 from tensorjax.tt._arrays import mode_products, reshaping
+from tensorjax.tt._products import hadamard_and_matrix_products as products
+from tensorjax.tt._products import inner_product_kernels as inners
+from tensorjax.tt._products import inner_products, product_kernels
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._statistics import sampling
 from tensorjax.tt._tt_svd import from_dense
@@ -242,22 +244,22 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (inners, "host_overlap"), (_inner_products, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (inners, "host_overlap"), (inner_products, "_inner"), SINGLE,
     ),
     "tt.norm": (
-        lambda g: tt.norm(g.x), (inners, "host_overlap"), (_inner_products, "_norm"), SINGLE,
+        lambda g: tt.norm(g.x), (inners, "host_overlap"), (inner_products, "_norm"), SINGLE,
     ),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
-        (_product_kernels._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
+        (product_kernels._PRODUCTS, "hadamard"), (products, "exact_hadamard"), SINGLE,
     ),
     "tt.matvec": (
         lambda g: tt.matvec(g.a, g.x),
-        (_product_kernels._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
+        (product_kernels._PRODUCTS, "matvec"), (products, "exact_matrix_product"), SINGLE,
     ),
     "tt.matmul": (
         lambda g: tt.matmul(tt.transpose(g.a), g.a),
-        (_product_kernels._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
+        (product_kernels._PRODUCTS, "matmul"), (products, "exact_matrix_product"), SINGLE,
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
@@ -345,7 +347,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
     with monkeypatch.context() as patch:
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
-        wrap("C++", _product_kernels, "_product_in_one_call")
+        wrap("C++", product_kernels, "_product_in_one_call")
         wrap("C++", inners, "_overlap_in_one_call")
         yield seen
 

@@ -63,7 +63,6 @@ from tensorjax.tt._arrays.trace_diagonal_pinv import (
     pinv,
     trace,
 )
-from tensorjax.tt._bilinear_forms_and_pairs import bilinear_form, pairwise_inner
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
@@ -86,7 +85,6 @@ from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._entries import evaluate
 from tensorjax.tt._exact_arithmetic import add, conj, imag, kron, real, scale, transpose
-from tensorjax.tt._inner_products import distance, inner, log_norm, norm, normalize
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.riemannian_gradients import (
     riemannian_cg,
@@ -101,7 +99,14 @@ from tensorjax.tt._manifold.tangent_space import (
     tangent_sum,
     transport,
 )
-from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
+from tensorjax.tt._products.bilinear_forms_and_pairs import bilinear_form, pairwise_inner
+from tensorjax.tt._products.hadamard_and_matrix_products import (
+    hadamard,
+    linear_combination,
+    matmul,
+    matvec,
+)
+from tensorjax.tt._products.inner_products import distance, inner, log_norm, norm, normalize
 from tensorjax.tt._quadrature.integral_info import IntegrateInfo
 from tensorjax.tt._quadrature.integrate import integrate
 from tensorjax.tt._rank_padding import effective_ranks, pad, trim

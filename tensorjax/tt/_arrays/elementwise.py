@@ -14,7 +14,7 @@ from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._entries import evaluate
 from tensorjax.tt._folding import fold, unfold
-from tensorjax.tt._products import hadamard
+from tensorjax.tt._products.hadamard_and_matrix_products import hadamard
 from tensorjax.tt._rounding.round import round
 
 

@@ -19,8 +19,8 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied, on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._folding import rearranged
+from tensorjax.tt._products import inner_product_kernels
 
 # Squared norms between which host arrays are multiplied as they are: products of three are in range
 # of single precision.
@@ -83,7 +83,7 @@ def contraction(t: TT, vectors: Mapping[int, Any], name: str | None) -> Any:
     def powers() -> Powers:
         # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
         conjugate = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(order)))
-        return _inner_product_kernels.powers(conjugate, t)
+        return inner_product_kernels.powers(conjugate, t)
 
     return held(name, out, powers, "scale the train by tt.normalize")
 

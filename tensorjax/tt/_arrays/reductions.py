@@ -16,8 +16,8 @@ from tensorjax.tt._arrays.mode_products import contraction, with_core
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._exact_arithmetic import add, conj, real, scale, transpose
 from tensorjax.tt._folding import fold
-from tensorjax.tt._inner_products import distance
-from tensorjax.tt._products import hadamard, matmul
+from tensorjax.tt._products.hadamard_and_matrix_products import hadamard, matmul
+from tensorjax.tt._products.inner_products import distance
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 
 Axis = int | Sequence[int] | None

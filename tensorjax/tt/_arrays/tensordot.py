@@ -17,10 +17,10 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._arrays.reductions import _mode
 from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._exact_arithmetic import conj
+from tensorjax.tt._products import inner_product_kernels
 
 
 @placed
@@ -69,7 +69,7 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
         out = _joined_by_program(x, y, len(left))
     if isinstance(out, TT):
         return out
-    powers = functools.partial(_inner_product_kernels.powers, conj(x), y)
+    powers = functools.partial(inner_product_kernels.powers, conj(x), y)
     return held("the contraction of all modes", out, powers, "normalize the trains by tt.normalize")
 
 

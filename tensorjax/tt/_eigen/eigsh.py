@@ -20,7 +20,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._eigen.lowest_pairs_search import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_eigenpair import Search, Status, Sweep, widened
-from tensorjax.tt._inner_products import distance_of_cores
+from tensorjax.tt._products.inner_products import distance_of_cores
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
 _ORDER = ("converged", "energy", "max_rank", "stalled", "max_sweeps")

@@ -19,8 +19,8 @@ from tensorjax._typing import ArrayLike
 from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._arrays.reductions import _modes, sum
 from tensorjax.tt._exact_arithmetic import conj, real
-from tensorjax.tt._inner_products import log_norm
-from tensorjax.tt._products import hadamard
+from tensorjax.tt._products.hadamard_and_matrix_products import hadamard
+from tensorjax.tt._products.inner_products import log_norm
 
 
 @placed

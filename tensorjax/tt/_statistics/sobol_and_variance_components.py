@@ -27,7 +27,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._products import hadamard
+from tensorjax.tt._products.hadamard_and_matrix_products import hadamard
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 from tensorjax.tt._statistics.moments import averages, checked_weights
 

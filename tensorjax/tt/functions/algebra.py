@@ -10,7 +10,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import Key, Rank
 from tensorjax.tt import _constructors as constructors
 from tensorjax.tt import _exact_arithmetic as trains
-from tensorjax.tt._products import hadamard
+from tensorjax.tt._products.hadamard_and_matrix_products import hadamard
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.chebyshev import Chebyshev

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax.tt._arrays.mode_products import contract_modes, mode_product
-from tensorjax.tt._inner_products import inner as trains_inner
-from tensorjax.tt._inner_products import norm as trains_norm
+from tensorjax.tt._products.inner_products import inner as trains_inner
+from tensorjax.tt._products.inner_products import norm as trains_norm
 from tensorjax.tt.functions.function_train import (
     FunctionTrain,
     checked,

@@ -14,8 +14,8 @@ from tensorjax.tt import _constructors as constructors
 from tensorjax.tt._arrays import reductions
 from tensorjax.tt._arrays.indexing_and_concatenation import item
 from tensorjax.tt._entries import evaluate as entries_of
-from tensorjax.tt._inner_products import inner as trains_inner
-from tensorjax.tt._inner_products import norm as trains_norm
+from tensorjax.tt._products.inner_products import inner as trains_inner
+from tensorjax.tt._products.inner_products import norm as trains_norm
 from tensorjax.tt.patches import arithmetic_on_host
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 

@@ -19,7 +19,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
-from tensorjax.tt._inner_product_kernels import host_overlap
+from tensorjax.tt._products.inner_product_kernels import host_overlap
 from tensorjax.tt._to_dense import dense
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 

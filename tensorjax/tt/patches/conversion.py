@@ -11,7 +11,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.tt._constructors import unit
 from tensorjax.tt._exact_arithmetic import kron
-from tensorjax.tt._products import linear_combination
+from tensorjax.tt._products.hadamard_and_matrix_products import linear_combination
 from tensorjax.tt._to_dense import to_dense as dense_of
 from tensorjax.tt.patches import arithmetic_on_host
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix

@@ -22,7 +22,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax.tt._entries import on_host
-from tensorjax.tt._product_kernels import common_dtype
+from tensorjax.tt._products.product_kernels import common_dtype
 
 # A factor m·2^e of a product that may leave the range of a dtype.
 Scaled = tuple[Any, int]

@@ -24,7 +24,7 @@ from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt._entries import on_host
 from tensorjax.tt._exact_arithmetic import conj
-from tensorjax.tt._product_kernels import common_dtype, mode_sums
+from tensorjax.tt._products.product_kernels import common_dtype, mode_sums
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60

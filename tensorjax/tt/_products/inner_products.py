@@ -18,11 +18,14 @@ from tensorjax._kernels.table import PROGRAM
 from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._exact_arithmetic import conj
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._inner_product_derivatives import differentiable_inner, differentiable_norm
+from tensorjax.tt._products import inner_product_kernels
+from tensorjax.tt._products.inner_product_derivatives import (
+    differentiable_inner,
+    differentiable_norm,
+)
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
 
@@ -61,14 +64,14 @@ def inner(x: Train, y: Train) -> jax.Array:
     trains are programs.
     """
     if is_known("inner", x, y):
-        return _held(_inner_product_kernels.in_one_call(cast(TT, x), cast(TT, y)), x, y)
+        return _held(inner_product_kernels.in_one_call(cast(TT, x), cast(TT, y)), x, y)
     return _checked_inner(x, y)
 
 
 @as_train
 def _checked_inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
-    value = _inner_product_kernels.inner_on_host(cast(TT, x), cast(TT, y))
+    value = inner_product_kernels.inner_on_host(cast(TT, x), cast(TT, y))
     if value is None:
         program = _inner_by_rule if _check.is_traced(x, y) else _inner
         value = program(cast(TT, x), cast(TT, y))
@@ -76,13 +79,13 @@ def _checked_inner(x: Train, y: Train) -> jax.Array:
 
 
 def _held(value: jax.Array, x: Any, y: Any) -> jax.Array:
-    powers = functools.partial(_inner_product_kernels.powers, x, y)
+    powers = functools.partial(inner_product_kernels.powers, x, y)
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
-    return linalg.scaled(*_inner_product_kernels.overlap(conj(x), y))
+    return linalg.scaled(*inner_product_kernels.overlap(conj(x), y))
 
 
 _inner_by_rule = differentiable_inner(lambda x, y: _inner(x, y))
@@ -117,16 +120,16 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2.
     """
-    value = _inner_product_kernels.norm_on_host(cast(TT, x))
+    value = inner_product_kernels.norm_on_host(cast(TT, x))
     if value is None:
         value = (_norm_by_rule if _check.is_traced(x) else _norm)(cast(TT, x))
-    powers = functools.partial(_inner_product_kernels.norm_powers, cast(TT, x))
+    powers = functools.partial(inner_product_kernels.norm_powers, cast(TT, x))
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
 
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    mantissa, exponent = _inner_product_kernels.overlap(conj(x), x, True)
+    mantissa, exponent = inner_product_kernels.overlap(conj(x), x, True)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
@@ -213,7 +216,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Source: ours.
     """
     t = cast(TT, t)
-    found = _inner_product_kernels.squared_norm_on_host(t)
+    found = inner_product_kernels.squared_norm_on_host(t)
     if found is None:
         return _log_norm(t)
     square, half = found
@@ -224,7 +227,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
 
 @jax.jit
 def _log_norm(t: TT) -> jax.Array:
-    square, half = _inner_product_kernels.squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
+    square, half = inner_product_kernels.squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
     none = square <= 0
     log = jnp.log(jnp.where(none, 1, square)) / 2 + half.astype(square.dtype) * math.log(2)
     return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
@@ -267,7 +270,7 @@ def _normalized(t: Any) -> Any:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    found = _inner_product_kernels.squared_norm_on_host(TT._unchecked(tuple(cores)))
+    found = inner_product_kernels.squared_norm_on_host(TT._unchecked(tuple(cores)))
     assert found is not None  # by the same row of the table
     square, half = found
     if not square <= 0:
@@ -283,7 +286,7 @@ def _normalized_by_programs(t: TT) -> TT:
     small = TT._unchecked(
         tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
     )
-    square, half = _inner_product_kernels.squared_norm_by_program(small)
+    square, half = inner_product_kernels.squared_norm_by_program(small)
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
     roots = [root] + [jnp.ones_like(root)] * (t.order - 1)

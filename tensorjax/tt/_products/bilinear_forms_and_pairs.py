@@ -18,9 +18,9 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _inner_product_kernels
 from tensorjax.tt._broadcasting import sizes_of
 from tensorjax.tt._folding import fold
+from tensorjax.tt._products import inner_product_kernels
 
 
 @placed
@@ -77,7 +77,7 @@ def _powers(x: TT, a: TTMatrix, y: TT) -> Powers:
     parts = [[np.asarray(c).astype(kind) for c in t.cores] for t in (x, a, y)]
     with np.errstate(all="ignore"):
         power = power_of_ten(*_scaled_form(*parts))
-    return power, lambda: sum(_inner_product_kernels.norm_power(t) for t in (x, fold(a), y))
+    return power, lambda: sum(inner_product_kernels.norm_power(t) for t in (x, fold(a), y))
 
 
 def _form_work(x: TT, a: TTMatrix, y: TT) -> float:

@@ -12,11 +12,11 @@ from tensorjax._formats.trains import TT, Train, TTMatrix, known, single
 from tensorjax._kernels.train_signatures import is_known
 from tensorjax._placement import placed
 from tensorjax._typing import Key
-from tensorjax.tt import _product_kernels
 from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._exact_arithmetic import add, scale
 from tensorjax.tt._folding import fold, unfold
-from tensorjax.tt._product_kernels import exact_hadamard, exact_matrix_product
+from tensorjax.tt._products import product_kernels
+from tensorjax.tt._products.product_kernels import exact_hadamard, exact_matrix_product
 from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
@@ -72,13 +72,13 @@ def hadamard(
     of the dtype, here and in `matvec` and `matmul`.
     """
     if tol is None and rank is None and is_known("hadamard", x, y):
-        return _product_kernels.in_one_call(x, y, "hadamard")
+        return product_kernels.in_one_call(x, y, "hadamard")
     x, y = broadcast_aligned(x, y)
     for name, t in (("x", x), ("y", y)):
         if t.cores[0].ndim != t._core_ndim:  # all else has been asked
             single(name, t)
     if tol is None and rank is None:
-        done = _product_kernels.product(x, y, "hadamard", x.cores[0].dtype)
+        done = product_kernels.product(x, y, "hadamard", x.cores[0].dtype)
         return exact_hadamard(x, y) if done is None else done
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
@@ -122,7 +122,7 @@ def matvec(
     ``rank`` is served by compiled sweeps for real trains, as in `round`.
     """
     if tol is None and rank is None and is_known("matvec", a, x):
-        return _product_kernels.in_one_call(a, x, "matvec")
+        return product_kernels.in_one_call(a, x, "matvec")
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
     known("a", a)
@@ -130,7 +130,7 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        done = _product_kernels.product(a, x, "matvec")
+        done = product_kernels.product(a, x, "matvec")
         return exact_matrix_product(a, x, "matvec") if done is None else done
     return rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
@@ -169,7 +169,7 @@ def matmul(
     Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`.
     """
     if tol is None and rank is None and is_known("matmul", a, b):
-        return _product_kernels.in_one_call(a, b, "matmul")
+        return product_kernels.in_one_call(a, b, "matmul")
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
     known("a", a)
@@ -177,7 +177,7 @@ def matmul(
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
-        done = _product_kernels.product(a, b, "matmul")
+        done = product_kernels.product(a, b, "matmul")
         return exact_matrix_product(a, b, "matmul") if done is None else done
     return unfold(rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
