@@ -130,7 +130,7 @@ def test_a_habit_gets_a_program(monkeypatch):
     x, y, *_ = drawn(9101)
     served, swept = [], inner_product_kernels.host_overlap
     monkeypatch.setattr(
-        _inner_product_kernels, "host_overlap", lambda *cores: served.append(cores) or swept(*cores)
+        inner_product_kernels, "host_overlap", lambda *cores: served.append(cores) or swept(*cores)
     )
     counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
     assert counts == [*range(1, 11), 10, 10, 10]
