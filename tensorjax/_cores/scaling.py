@@ -239,8 +239,10 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
     ]
 
 
-def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> Cores:
-    """Scales a train's JAX cores by powers of two that cancel, as `factors_in_range` on the host.
+def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> tuple[Cores, Cores]:
+    """Scales two trains' JAX cores by powers of two that cancel, as `factors_in_range` on the host.
+
+    Of each pair of cores the smaller one, which takes less time.
 
     Args:
       xs: JAX cores of the one factor.
@@ -252,7 +254,12 @@ def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> 
     own = [settled(a + b) for a, b in pairs]
     fits = _all_between(own, low, high - terms.bit_length())
     zero = _any_zero([jnp.minimum(a, b) for a, b in pairs], high)
-    return _moved(ys, own, high // 2, fits, zero)
+    is_left = [x.size < y.size for x, y in zip(xs, ys, strict=True)]
+    smaller = [x if left else y for x, y, left in zip(xs, ys, is_left, strict=True)]
+    moved = _moved(smaller, own, high // 2, fits, zero)
+    left = [m if chosen else x for m, x, chosen in zip(moved, xs, is_left, strict=True)]
+    right = [y if chosen else m for m, y, chosen in zip(moved, ys, is_left, strict=True)]
+    return left, right
 
 
 def of_one_size(cores: Sequence[Any]) -> Cores:

@@ -57,12 +57,19 @@ inline void outer_sum(const Sum& c, const T* x, const T* y, T* z) {
   }
 }
 
-// Sums of real numbers with all r, k and s side by side, in rows of whole vectors: y as (n, ld).
-template <class T>
+// The right factor of sums with all r, k and s side by side, in rows of whole vectors: y as (n, ld).
+// Complex numbers are pairs of real ones, in twice as many rows: those of y, for the real parts of x,
+// and those of i y for the imaginary ones. The sums are then real, of rows of pairs.
+template <int Parts, class T>
 void rows_of_right(const Sum& c, const T* y, long ld, T* out) {
+  const long row = c.k * c.s;
   for (long r = 0; r < c.r; r++)
-    for (long n = 0; n < c.n; n++, y += c.k * c.s)
-      std::copy(y, y + c.k * c.s, out + n * ld + r * c.k * c.s);
+    for (long n = 0; n < c.n; n++, y += row) {
+      T* to = out + n * Parts * ld + r * row;
+      std::copy(y, y + row, to);
+      if constexpr (Parts == 2)
+        for (long j = 0; j < row; j += 2) to[ld + j] = -y[j + 1], to[ld + j + 1] = y[j];
+    }
 }
 
 // Columns of a tile that lie side by side in z: columns are (r, k, s), and z is (r, m, k, q, s).
@@ -80,19 +87,20 @@ inline void runs_of(const Sum& c, long from, long end, std::vector<Run>* runs) {
 }
 
 // `Rows` rows of z: (m, q) of x (m, n, q) from the `row`-th on, by `Wide` vectors of y from `from` on.
-template <int Rows, int Wide, class T>
+template <int Parts, int Rows, int Wide, class T>
 inline void sum_tile(const Sum& c, const T* x, const T* y, long ld, long row, long from,
                      const std::vector<Run>& runs, T* z) {
   typedef T Lanes __attribute__((vector_size(64), aligned(sizeof(T))));
   Lanes found[Rows][Wide] = {};
   const T* left[Rows];
   for (int i = 0; i < Rows; i++)
-    left[i] = x + ((row + i) / c.q * c.n) * c.q + (row + i) % c.q;
-  for (long n = 0; n < c.n; n++) {
-    const Lanes* right = reinterpret_cast<const Lanes*>(y + n * ld + from);
-    for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Wide; j++) found[i][j] += left[i][n * c.q] * right[j];
-  }
+    left[i] = x + Parts * ((row + i) / c.q * c.n * c.q + (row + i) % c.q);
+  for (long n = 0; n < c.n; n++)
+    for (int part = 0; part < Parts; part++) {
+      const Lanes* right = reinterpret_cast<const Lanes*>(y + (n * Parts + part) * ld + from);
+      for (int i = 0; i < Rows; i++)
+        for (int j = 0; j < Wide; j++) found[i][j] += left[i][n * c.q * Parts + part] * right[j];
+    }
   T sums[Rows][Wide * 64 / sizeof(T)];
   std::memcpy(sums, found, sizeof sums);
   for (int i = 0; i < Rows; i++) {
@@ -102,32 +110,32 @@ inline void sum_tile(const Sum& c, const T* x, const T* y, long ld, long row, lo
   }
 }
 
-// All of z whose left bond comes from index `p` of x.
-template <class T>
-void sum_real_slice(const Sum& c, long p, const T* x, const T* y, T* z) {
+// All of z whose left bond comes from index `p` of x; s of complex numbers counts their parts.
+template <int Parts, class T>
+void sum_by_tiles(const Sum& c, long p, const T* x, const T* y, T* z) {
   constexpr int kVector = 64 / sizeof(T);
   const long columns = c.r * c.k * c.s, rows = c.m * c.q;
   const long ld = (columns + kVector - 1) / kVector * kVector;
-  std::vector<T> right(c.n * ld);
-  rows_of_right(c, y, ld, right.data());
+  std::vector<T> right(c.n * Parts * ld);
+  rows_of_right<Parts>(c, y, ld, right.data());
   std::vector<Run> runs;
-  x += p * c.m * c.n * c.q;
+  x += p * c.m * c.n * c.q * Parts;
   z += p * (c.cells() / c.p);
   for (long from = 0; from < ld;) {
     const bool two = from + 2 * kVector <= ld;
     runs_of(c, from, std::min(columns, from + (two ? 2 : 1) * kVector), &runs);
     long row = 0;
     for (; row + 4 <= rows; row += 4)
-      two ? sum_tile<4, 2>(c, x, right.data(), ld, row, from, runs, z)
-          : sum_tile<4, 1>(c, x, right.data(), ld, row, from, runs, z);
+      two ? sum_tile<Parts, 4, 2>(c, x, right.data(), ld, row, from, runs, z)
+          : sum_tile<Parts, 4, 1>(c, x, right.data(), ld, row, from, runs, z);
     for (; row < rows; row++)
-      two ? sum_tile<1, 2>(c, x, right.data(), ld, row, from, runs, z)
-          : sum_tile<1, 1>(c, x, right.data(), ld, row, from, runs, z);
+      two ? sum_tile<Parts, 1, 2>(c, x, right.data(), ld, row, from, runs, z)
+          : sum_tile<Parts, 1, 1>(c, x, right.data(), ld, row, from, runs, z);
     from += two ? 2 * kVector : kVector;
   }
 }
 
-// The same one by one: of complex numbers, and of few.
+// The same one by one, of few.
 constexpr double kFewSums = 512;  // multiplications below which to pack a factor takes longer
 template <class T>
 void sum_slice(const Sum& c, long p, const T* x, const T* y, T* z) {
@@ -159,10 +167,13 @@ void sum_trains(Team& team, const std::vector<Sum>& sums, const std::vector<cons
     for (long p = 0; p < sums[k].p; p++) pieces.push_back({k, p});
   team.run(static_cast<long>(pieces.size()), [&](long i, int) {
     const auto [k, p] = pieces[i];
-    if constexpr (Parts<T>::kCount == 1) {
-      if (sums[k].work() >= kFewSums) return sum_real_slice(sums[k], p, x[k], y[k], z[k]);
-    }
-    sum_slice(sums[k], p, x[k], y[k], z[k]);
+    if (sums[k].work() < kFewSums) return sum_slice(sums[k], p, x[k], y[k], z[k]);
+    using Real = typename Parts<T>::Real;
+    Sum parts = sums[k];
+    parts.s *= Parts<T>::kCount;
+    sum_by_tiles<Parts<T>::kCount>(parts, p, reinterpret_cast<const Real*>(x[k]),
+                                   reinterpret_cast<const Real*>(y[k]),
+                                   reinterpret_cast<Real*>(z[k]));
   });
 }
 

@@ -30,10 +30,8 @@ from tensorjax.tt._entries import on_host
 # Cores are multiplied as they are where the squared norms of all lie within 2^±_TAME.
 _TAME = 60
 # Nanoseconds that C++ takes for a multiplication of float64 in sums over modes, and to write a sum
-# (half of it of float32); of complex numbers to multiply a row of a core by a number and to add it
-# up, and for an element of it: `python -m experiments run bench/core --only shapes`, with AVX-512.
+# (half of it of float32): `python -m experiments run bench/core --only shapes`, with AVX-512.
 _MULTIPLICATION, _SUM = 0.06, 0.8
-_ROW, _PART_OF_ROW = 3.5, 0.25
 
 
 @jax.jit
@@ -44,8 +42,9 @@ def exact_hadamard(x: Train, y: Train) -> Train:
 
 
 def _in_range(x: Any, y: Any, terms: int = 1) -> tuple[Any, Any]:
-    """Scales the second factor of a product in a program where products of cores may overflow."""
-    return x, type(y)._unchecked(tuple(factors_in_program(x.cores, y.cores, terms)))
+    """Scales the factors of a product in a program where products of cores may overflow."""
+    left, right = factors_in_program(x.cores, y.cores, terms)
+    return type(x)._unchecked(tuple(left)), type(y)._unchecked(tuple(right))
 
 
 def _train_product(x: TT, y: TT) -> TT:
@@ -197,19 +196,17 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 def predicted_sum_time(kind: str, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype) -> float:
     """Predicts the nanoseconds that a host product takes to sum over modes in C++.
 
-    Real sums are made by tiles of several rows of a product; complex ones row by row of the last
-    axis, which is short where ranks are low.
+    A complex multiplication is four real ones, and a complex sum two.
     """
     total = mode_sums(kind, shapes)
     if not 0 < total < math.inf:
         return total
     half = len(shapes) // 2
-    pairs = list(zip(shapes[:half], shapes[half:], strict=True))
-    if dtype.kind != "c":
-        written = sum(math.prod(a) * math.prod(b) / b[1] ** 2 for a, b in pairs)
-        return dtype.itemsize / 8 * (_MULTIPLICATION * total + _SUM * written)
-    rows = ((math.prod(a) * math.prod(b) / b[1] / b[-1], b[-1]) for a, b in pairs)
-    return sum(count * (_ROW + _PART_OF_ROW * length) for count, length in rows)
+    pairs = zip(shapes[:half], shapes[half:], strict=True)
+    written = sum(math.prod(a) * math.prod(b) / b[1] ** 2 for a, b in pairs)
+    parts = 2 if dtype.kind == "c" else 1
+    size = dtype.itemsize / parts / 8
+    return size * (_MULTIPLICATION * parts**2 * total + _SUM * parts * written)
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
