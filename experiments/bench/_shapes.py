@@ -262,9 +262,9 @@ def _train_jobs(
     order, mode = int(rng.integers(3, 25)), int(np.exp(rng.uniform(math.log(2), math.log(50))))
     most = max(2, int((largest / 30 / order / mode) ** 0.5))
     rank = int(np.exp(rng.uniform(math.log(2), math.log(min(most, 200)))))
-    dtype = str(rng.choice(["float32", "float64"]))
+    dtype = str(rng.choice(_drawn.DTYPES))
     drawn = _Trains(rng, (mode,) * order, rank, dtype, libraries)
-    tol = 10.0 ** rng.uniform(-3.5 if dtype == "float32" else -6, -1)
+    tol = 10.0 ** rng.uniform(-3.5 if dtype in ("float32", "complex64") else -6, -1)
     x, y = drawn.cores(rank), drawn.cores(rank)
     yield _round_job(drawn, x, tol)
     yield from _product_jobs(drawn, x, y)
@@ -337,9 +337,10 @@ def _product_jobs(drawn: _Trains, x: list[np.ndarray], y: list[np.ndarray]) -> I
 
 def _distance(cores: Any, exact: Sequence[np.ndarray]) -> float:
     """Computes the relative distance of a train from another, to about 1e-8."""
-    x, y = ([np.asarray(c, np.float64) for c in t] for t in (cores, exact))
-    norm = float(_plain.inner(y, y))
-    return max(float(_plain.inner(x, x) - 2 * _plain.inner(x, y)) + norm, 0.0) ** 0.5 / norm**0.5
+    wide = np.result_type(exact[0].dtype, np.float64)
+    x, y = ([np.asarray(c, wide) for c in t] for t in (cores, exact))
+    norm, other, both = (_plain.inner(a, b).real for a, b in ((y, y), (x, x), (x, y)))
+    return float(max(other - 2 * both + norm, 0.0) / norm) ** 0.5
 
 
 def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterator[Job]:
