@@ -224,7 +224,7 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
     exponent = jnp.zeros((), jnp.int32)
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
     for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
-        size = _exponent(a)
+        size = linalg.exponent_of_nonzero(linalg.exponent_of(a), a.dtype)
         e = e * linalg.power_of_two(-size, e.dtype)
         # One after the other: two large cores must not meet before e has scaled one of them down.
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
@@ -235,18 +235,6 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
             terms = math.ceil(math.log2(a.shape[1] * a.shape[2] ** 2)) + 4
             down = jnp.maximum(size + terms - int(jnp.finfo(e.dtype).maxexp), 0)
             e, size = e * linalg.power_of_two(-down, e.dtype), size + down
-        e = einsum("aid,bid->ab", e, b, precision=_HIGHEST)
-        shift = _exponent(e)
-        e = e * linalg.power_of_two(-shift, e.dtype)
+        e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
         exponent = exponent + shift + size
     return e[0, 0], exponent
-
-
-def _exponent(x: jax.Array) -> jax.Array:
-    """Returns the exponent that scales a factor of an inner product near one; 0 of zeros.
-
-    Derivatives with respect to a core of zeros are scaled as the value is: the least exponent that
-    there is, of zeros, would take them out of range.
-    """
-    e = linalg.exponent_of(x)
-    return jnp.where(e == 2 - linalg.exponents_held(x.dtype)[1], 0, e)
