@@ -500,7 +500,8 @@ EXEMPT: dict[Any, dict[str, str]] = {
         **dict.fromkeys(("host_energy", "is_host", "squares_fit"), _NUMPY),
         **dict.fromkeys(
             (
-                "after", "exponent_of", "identity_like", "leading_eigenvectors", "left_basis",
+                "after", "exponent_of", "exponent_of_nonzero", "identity_like",
+                "leading_eigenvectors", "left_basis",
                 "normalized", "orthonormal_rows", "power_of_two", "project", "random_like",
                 "range_finder", "root", "scale_columns", "scaled", "square_factor",
                 "where_positive",

@@ -570,8 +570,6 @@ def test_products_of_ordinary_cores_are_the_same_to_the_last_digit(rng):
 # Under a transformation nothing can be refused: exact operations that multiply cores with cores.
 EXACT = PRODUCTS | {
     "tensordot": lambda x, y, a: tt.tensordot(x, y, ([1, 3], [1, 3])),
-    "permute": lambda x, y, a: tt.permute(x, (1, 0, 3, 2)),
-    "reshape": lambda x, y, a: tt.reshape(x, (x.shape[0] * x.shape[1], -1)),
 }
 
 
@@ -1050,3 +1048,36 @@ def test_scalars_far_from_one_compile_nothing_where_one_core_holds_them(rng, dty
             made = multiplied([np.asarray(c).astype(np.complex128) for c in t.cores])
             assert t.dtype == x.dtype
             assert error(made, exact * factor) <= 4 * eps * norm(exact * factor)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_gradients_at_a_core_of_zeros_are_those_of_linear_forms(rng, place):
+    """An operation is linear in a core: the value at a core is its product with the gradient."""
+    x, y = (tt.TT([jnp.asarray(c) for c in cores(rng, (2,) * 4, 2, np.float32)]) for _ in range(2))
+
+    def swapped(core):
+        return tt.TT([core if k == place else c for k, c in enumerate(x.cores)])
+
+    for f in (
+        lambda t: tt.inner(t, y),
+        lambda t: tt.to_dense(t)[1, 0, 1, 1],
+        lambda t: tt.evaluate(tt.hadamard(t, y), [[1, 0, 1, 1]])[0],
+    ):
+        form = jax.jit(lambda core, f=f: f(swapped(core)))
+        core = x.cores[place]
+        found = jnp.vdot(jax.jit(jax.grad(form))(0 * core), core)
+        np.testing.assert_allclose(found, form(core), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("f", [tt.matvec, tt.matmul])
+def test_exact_products_are_exported_with_symbolic_modes(f):
+    (n,) = jax.export.symbolic_shape("n")
+
+    def train(kind, *modes):
+        shapes = ((1, *modes, 2), (2, *modes, 1))
+        return kind._unchecked(tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+
+    other = train(tt.TT, 3) if f is tt.matvec else train(tt.TTMatrix, 3, 2)
+    program = jax.export.export(jax.jit(lambda a, b: f(a, b).cores))
+    found = program(train(tt.TTMatrix, n, 3), other).out_avals
+    assert [c.shape[1] for c in found] == [n, n]

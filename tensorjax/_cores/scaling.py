@@ -13,6 +13,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
 from tensorjax.linalg._powers_of_two import (
     exponent_of,
+    exponent_of_nonzero,
     exponents_held,
     largest_part,
     normalized,
@@ -133,6 +134,7 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
         if is_host(x) and abs(e) <= _NEAR:
             small.append(x)
         else:
+            e = e if is_host(x) else exponent_of_nonzero(e, x.dtype)
             small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
             exponents.append(e)
     return small, settled(sum(exponents))
@@ -251,26 +253,15 @@ def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> 
     """
     low, high = exponents_held(ys[0].dtype)
     pairs = [(exponent_of(x), exponent_of(y)) for x, y in zip(xs, ys, strict=True)]
-    own = [settled(a + b) for a, b in pairs]
-    fits = _all_between(own, low, high - terms.bit_length())
     zero = _any_zero([jnp.minimum(a, b) for a, b in pairs], high)
+    own = [settled(sum(exponent_of_nonzero(e, ys[0].dtype) for e in pair)) for pair in pairs]
+    fits = _all_between(own, low, high - terms.bit_length())
     is_left = [x.size < y.size for x, y in zip(xs, ys, strict=True)]
     smaller = [x if left else y for x, y, left in zip(xs, ys, is_left, strict=True)]
     moved = _moved(smaller, own, high // 2, fits, zero)
     left = [m if chosen else x for m, x, chosen in zip(moved, xs, is_left, strict=True)]
     right = [y if chosen else m for m, y, chosen in zip(moved, ys, is_left, strict=True)]
     return left, right
-
-
-def of_one_size(cores: Sequence[Any]) -> Cores:
-    """Scales a train's JAX cores by powers of two that cancel to one size, if any is far from one.
-
-    Products of neighbouring cores then stay in range where the tensor does.
-    """
-    high = exponents_held(cores[0].dtype)[1]
-    own = [settled(exponent_of(c)) for c in cores]
-    fits = _all_between(own, -(high // 4), high // 4)
-    return _moved(cores, own, 0, fits, _any_zero(own, high))
 
 
 def _any_zero(exponents: Sequence[Any], high: int) -> Any:

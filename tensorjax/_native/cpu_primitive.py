@@ -82,9 +82,11 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether an array is explicitly sharded over several devices, which bars a CPU kernel."""
-    mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
+    """Whether an array is explicitly sharded, which bars a CPU kernel: its results are not."""
+    mesh, spec = jax.typeof(x).sharding.mesh, jax.typeof(x).sharding.spec
+    if mesh.empty or AxisType.Explicit not in mesh.axis_types:
+        return False
+    return mesh.size > 1 or any(axis is not None for axis in spec)
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:

@@ -41,6 +41,7 @@ from tensorjax.linalg._gram import gram, host_energy, project
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._powers_of_two import (
     exponent_of,
+    exponent_of_nonzero,
     exponents_held,
     normalized,
     power_of_two,

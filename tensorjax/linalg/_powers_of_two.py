@@ -16,9 +16,22 @@ _SMALL = 2**12
 
 
 def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
-    """Scales an array by a power of two to entries of at most 1; returns it and the exponent."""
+    """Scales an array by a power of two to entries of at most 1; returns it and the exponent.
+
+    A JAX array of zeros as a whole stays, with exponent 0: the least exponent that there is would
+    take derivatives with respect to it out of range.
+    """
     e = exponent_of(x, axis)
-    return (scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype)), e
+    if is_host(x):
+        return scaled(x, -e), e
+    if axis is None:
+        e = exponent_of_nonzero(e, x.dtype)
+    return x * power_of_two(-e, x.dtype), e
+
+
+def exponent_of_nonzero(exponent: Any, dtype: Any) -> Any:
+    """Returns what `exponent_of` found of a JAX array, but 0 of zeros and subnormal numbers."""
+    return jnp.where(exponent == 2 - exponents_held(dtype)[1], 0, exponent)
 
 
 def exponent_of(x: Array, axis: Any = None) -> Any:

@@ -10,7 +10,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.scaling import cast, cast_in_range, of_one_size, shared_out
+from tensorjax._cores.scaling import cast, cast_in_range, near_one, shared_out
 from tensorjax._formats.trains import TT, Train, TTMatrix, single
 from tensorjax._formats.zero_padding import is_empty, zero_train
 from tensorjax._kernels.choice import choose_kernel
@@ -40,8 +40,8 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
 
     Returns:
       Train of the kind of ``t``. Merged modes keep the ranks. Split ones get ranks as found, or,
-      under a transformation, the most that the modes allow: then the result is exact, and a
-      product of cores that their dtype cannot hold is Inf or 0.
+      under a transformation, the most that the modes allow: then the result is exact. Cores are
+      multiplied as they are there, and a product that their dtype cannot hold is Inf or 0.
 
     Raises:
       ValueError: sizes do not match. TypeError: ``tol`` under a transformation. OverflowError: the
@@ -70,10 +70,12 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     if choose_kernel("tt.reshape", (t,)) is not NUMPY:
         cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
-        if "merge" in _steps(given, asked):  # of single cores no product is needed
-            cores = of_one_size(cores)
+        # Products of cores, of single ones none is needed. In programs exponents of all cores would
+        # take longer to compile than the products.
+        scaled = not _check.is_traced(t) and "merge" in _steps(given, asked)
+        cores, exponent = near_one(cores) if scaled else (cores, 0)
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
-        out = _train(type(t), done)
+        out = _train(type(t), shared_out(done, exponent) if scaled else done)
         return out if tol is None else round(out, tol=tol)
     host, exponent, norm = _orthogonal(t, 0)
     host = [c.reshape(len(c), m, n, -1) for c, (m, n) in zip(host, given, strict=True)]
@@ -101,8 +103,8 @@ def permute(
 
     Returns:
       Train of the kind of ``t``. Ranks may grow much: a bond of the result can need the product of
-      those that the moved modes cross. Under a transformation without ``rank``, a product of
-      neighbours that their dtype cannot hold is Inf or 0.
+      those that the moved modes cross. Under a transformation without ``rank``, neighbours are
+      multiplied as they are, and a product that their dtype cannot hold is Inf or 0.
 
     Raises:
       ValueError: no permutation. TypeError: ``tol`` under a transformation. OverflowError: the
@@ -175,7 +177,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any
     """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if bound is None:  # factors of a matrix of lower rank would have no right derivatives
-        return _swapped(of_one_size(flat.cores), swaps, _exact_cut, centred=False)
+        return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
     cores, exponent = orthogonal_cores(flat, swaps[0])
     cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
     return cast_in_range(shared_out(cores, exponent, at=swaps[-1] + 1), t.dtype)

@@ -89,7 +89,7 @@ class Verification:
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Verification that a cross approximation has converged, by a search for large errors.
+        """Verifies that a cross approximation has converged, by a search for large errors.
 
         Args:
           level: the largest residual that the last sweep met.

@@ -224,7 +224,7 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
     exponent = jnp.zeros((), jnp.int32)
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
     for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
-        size = linalg.exponent_of(a)
+        size = linalg.exponent_of_nonzero(linalg.exponent_of(a), a.dtype)
         e = e * linalg.power_of_two(-size, e.dtype)
         # One after the other: two large cores must not meet before e has scaled one of them down.
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)

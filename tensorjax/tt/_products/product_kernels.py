@@ -8,6 +8,7 @@ of one call of C++ takes hundredths of a second to compile, and has the least ov
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, _native
+from tensorjax import _blas_threads, _native, _symbolic
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_program, factors_in_range
 from tensorjax._cores.unfoldings import Cores
@@ -182,7 +183,9 @@ _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
 
 @functools.lru_cache(maxsize=4096)
 def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Counts the multiplications of a host product in sums over modes; inf for empty cores."""
+    """Counts the multiplications of a product in sums over modes; inf if empty or symbolic."""
+    if not all(map(_symbolic.is_static, itertools.chain(*shapes))):
+        return math.inf
     if any(0 in shape for shape in shapes):
         return math.inf
     if kind not in ("matvec", "matmul"):

@@ -292,9 +292,9 @@ def _padded(batch: Any) -> Iterator[Any]:
 
 
 def _is_mean(one: float, other: float, both: float, close: float) -> bool:
-    """Whether a loss of two rows is the mean of those of one; NaN or Inf only if they are."""
-    if not math.isfinite(both):
-        return True
+    """Whether a loss of two rows is the mean of those of one; NaN or Inf just if one of them is."""
+    if not all(map(math.isfinite, (one, other, both))):
+        return math.isfinite(both) == (math.isfinite(one) and math.isfinite(other))
     gap = abs(both - (one + other) / 2)
     return gap <= close * max(abs(one), abs(other), abs(both))
 
