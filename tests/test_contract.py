@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tensorjax import contract
-from tensorjax.contract import _paths, _planning
+from tensorjax.contract import _paths, _plans_and_einsum
 from tests.oracles import check_gradient, compilations, eps, normal, wide
 
 # Every form of expression, at a size where NumPy's plain einsum is the oracle.
@@ -412,7 +412,7 @@ def test_many_operands(monkeypatch, installed):
     found = []
     for _ in range(2):
         _paths.search.cache_clear()
-        _planning._plan.cache_clear()
+        _plans_and_einsum._plan.cache_clear()
         found.append(contract.plan(expr, *shapes))
     assert found[0].path == found[1].path
     assert random.getstate() == state

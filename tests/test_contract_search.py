@@ -11,7 +11,7 @@ import opt_einsum
 import pytest
 
 from tensorjax import contract
-from tensorjax.contract import _dynamic_programming, _paths, _planning, _trees
+from tensorjax.contract import _dynamic_programming, _paths, _plans_and_einsum, _trees
 from tests.oracles import eps
 
 
@@ -109,7 +109,7 @@ def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
             flops[seconds] = plan.flops
             assert steps["orders"] <= seconds * 2 * _trees._ORDERS + 3**9
             _paths.search.cache_clear()
-            _planning._plan.cache_clear()
+            _plans_and_einsum._plan.cache_clear()
             assert contract.plan(expr, *shapes, seconds=seconds).path == plan.path
         greedy = contract.plan(expr, *shapes, optimize="greedy").flops
         assert flops[0.3] < flops[0.0] <= greedy

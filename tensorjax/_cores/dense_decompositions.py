@@ -118,7 +118,7 @@ def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, 
 
 
 def _held_by_lapack(x: np.ndarray) -> np.ndarray:
-    """Casts a NumPy array to a dtype that LAPACK has, before it is decomposed."""
+    """Casts a dense NumPy array to a dtype that LAPACK has, before TT-SVD or HOSVD."""
     return x.astype(np.float32) if x.dtype.kind not in "fc" or x.dtype.itemsize < 4 else x
 
 
@@ -135,7 +135,7 @@ def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) ->
 def _in_range(
     how: Decomposition, x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """Decomposes a dense host array, scaled first if its squares over- or underflow.
+    """Decomposes a dense host array by TT-SVD or HOSVD, scaled if its squares over- or underflow.
 
     Returns the array (scaled or not), the exponent, and the parts. Whether squares fit is seen in
     the last part, which has the norm: no pass over the data is spent.
@@ -178,7 +178,7 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def double_of_ours() -> Iterator[None]:
-    """Silences the warning that dense data lose double precision, for the package's own data."""
+    """Silences, in a dense array's TT-SVD or HOSVD, the log that 64-bit data are narrowed."""
     before = _OURS.set(True)
     try:
         yield
@@ -188,7 +188,7 @@ def double_of_ours() -> Iterator[None]:
 
 @functools.cache
 def _say_narrowed() -> None:
-    """Logs once that dense 64-bit data are decomposed in 32 bits, as JAX has x64 disabled."""
+    """Logs once that TT-SVD or HOSVD of dense 64-bit data is in 32 bits: JAX has x64 disabled."""
     _LOG.warning(
         "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
         "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"

@@ -40,7 +40,7 @@ def compressed(
 
 
 def rounded(x: Cores, tol: float, max_rank: int | None = None) -> Cores:
-    """Rounds a train of host cores to a relative error and to a maximal TT-rank."""
+    """Rounds cores on the host, by SVDs or Gram matrices, to a relative error and maximal rank."""
     if len(x) == 1:
         return x
     share = tol**2 / (len(x) - 1)

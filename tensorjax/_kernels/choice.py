@@ -65,7 +65,7 @@ def cpp_or_xla(
     results: Sequence[jax.ShapeDtypeStruct],
     batched: bool = True,
 ) -> list[Any]:
-    """Computes an operation by the kernel chosen as the program is lowered: C++ or XLA.
+    """Calls the kernel of an operation that is chosen, C++ or XLA, as its program is lowered.
 
     When the program is lowered its platform and devices decide; see
     `tensorjax._native.cpu_primitive.on_cpu`, whose arguments these are.

@@ -25,7 +25,7 @@ nothing reads the value, as in the gradient of a plain sum, XLA drops the last p
 """
 
 from tensorjax.contract._costs import Cost
-from tensorjax.contract._planning import Plan, einsum, plan
+from tensorjax.contract._plans_and_einsum import Plan, einsum, plan
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
 __dir__ = __all__.copy  # for `dir`: the public names alone

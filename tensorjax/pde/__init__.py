@@ -37,7 +37,7 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
-from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
+from tensorjax.pde._long_times.mean_first_passage_times import Passage, committor, first_passage
 from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._long_times.survival_and_expectations import (

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from tensorjax.nn._models.dense_layer_replacement import replacement
-from tensorjax.nn._models.spec_candidates import Candidate, hull, slope
+from tensorjax.nn._models.spec_candidates import Candidate
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.traversal import Found
 from tensorjax.nn._parameters import parameter_count
@@ -136,13 +136,13 @@ def allocated(
     Returns:
       (choice of every layer, parameters left).
     """
-    corners = {key: hull(options.found) for key, options in lists.items()}
+    corners = {key: _hull(options.found) for key, options in lists.items()}
     taken = dict.fromkeys(lists, 0)
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
     if left < 0:
         check_least(int(min(most - left, other)), rest, most, fewer)
     steps = [
-        (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
+        (-lists[key].copies * _slope(a, b), key, k + 1, b.numbers - a.numbers)
         for key, found in corners.items()
         for k, (a, b) in enumerate(itertools.pairwise(found))
     ]
@@ -182,3 +182,18 @@ def check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None)
         f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
         f"tensorise more of the model, or {'allow a larger size' if fewer is None else 'less'}"
     )
+
+
+def _hull(front: Sequence[Candidate]) -> list[Candidate]:
+    """Selects a layer's candidates on the lower convex hull of error over size, to allocate it."""
+    corners: list[Candidate] = []
+    for new in front:
+        while len(corners) > 1 and _slope(corners[-2], new) >= _slope(corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(new)
+    return corners
+
+
+def _slope(a: Candidate, b: Candidate) -> float:
+    """Returns the fall of squared error per parameter allocated from one candidate to another."""
+    return (a.error - b.error) / max(b.numbers - a.numbers, 1)

@@ -361,18 +361,3 @@ def _front(found: Sequence[Candidate]) -> list[Candidate]:
         if not front or new.error < front[-1].error:
             front.append(new)
     return front
-
-
-def hull(front: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the candidate layer formats on the lower convex hull of error over size."""
-    corners: list[Candidate] = []
-    for new in front:
-        while len(corners) > 1 and slope(corners[-2], new) >= slope(corners[-2], corners[-1]):
-            corners.pop()
-        corners.append(new)
-    return corners
-
-
-def slope(a: Candidate, b: Candidate) -> float:
-    """Returns the fall of squared error per added parameter between two candidate formats."""
-    return (a.error - b.error) / max(b.numbers - a.numbers, 1)

@@ -263,7 +263,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Starts the pipeline's updates that waited for the gradient norm; waits if asked."""
+        """Ends a step of the pipeline: starts updates that waited for the norm; waits if asked."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float64(1.0 if norm <= clip else clip / norm)

@@ -165,7 +165,7 @@ class Kinds:
 
     @classmethod
     def of(cls, kinds: Sequence[Sequence[str]], values: jax.Array) -> "Kinds":
-        """Classifies arrays at a bond, (cores, arrays, …), as parameters, gradients or squares."""
+        """Classifies arrays (cores, arrays, …) for bond bases: parameters, gradients or squares."""
         names = np.full(values.shape[:2], "gradient", object)  # of padding too
         for row, each in enumerate(kinds):
             names[row, : len(each)] = each

@@ -215,7 +215,7 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on a grid axis, stacked, (5, n, n)."""
+        """Matrices of 1, ∂, y, y ∂ and ∂² on the points of one grid axis, (5, n, n)."""
         if self.projected is not None:
             return self.stable_basis
         y, one = np.diag(self.points), np.eye(self.n)
@@ -225,7 +225,7 @@ class Axis:
 
     @functools.cached_property
     def stable_basis(self) -> np.ndarray:
-        """Matrices of 1, ∂, y, y∂ and ∂² on an axis, (5, n, n), without growing modes in time.
+        """Matrices of 1, ∂, y, y ∂ and ∂² on one grid axis, (5, n, n), without modes that grow.
 
         As `basis`, but between walls y and y ∂ are projected: taken at the points, y ∂ has modes
         that grow, at rates that rise with the number of points.

@@ -151,7 +151,7 @@ class Gaussian(_Start):
         return cores
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
-        """Computes the TT-ranks of the Gaussian initial state at relative error ``tol``.
+        """Computes the TT-ranks of an initial state (Gaussian) at relative error ``tol``.
 
         Args:
           tol: relative error in the norm of the values on a grid.
@@ -164,7 +164,7 @@ class Gaussian(_Start):
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m), in which a Gaussian initial state has TT-ranks one.
+        """Returns the map y = C^(−1/2) (x − m) that gives an initial state (Gaussian) TT-ranks one.
 
         Returns:
           `AffineMap`.

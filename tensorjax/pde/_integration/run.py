@@ -230,7 +230,7 @@ class Run:
             self.rejected += 1
 
     def begin_stiff(self, target: float) -> None:
-        """Switches the run to exponential steps before the first step if the equation is stiff.
+        """Switches the run, before it advances, to exponential steps if its equation is stiff.
 
         It is where a step of 4 times the first one, in which v changes by some percent, is unstable
         and an exponential one is not. What acts along the axes does so in coordinates at rest:

@@ -1,4 +1,4 @@
-"""Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
+"""Linear systems of PDEs in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
 import numbers
@@ -72,18 +72,18 @@ def checked_seconds(seconds: float) -> Timer:
 
 
 def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
-    """Checks the tolerance and the rank cap of a linear system in tensor-train format."""
+    """Checks the tolerance and the rank cap of a PDE's linear system in TT format."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
 
 def flat(cores: Cores) -> Cores:
-    """Merges row and column modes of a linear system's TT-matrix, which gives a train."""
+    """Merges row and column modes of a PDE operator's TT-matrix, which gives a train."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged row and column modes of a linear system's TT-matrix; inverse of `flat`."""
+    """Splits the merged row and column modes of a PDE operator's TT-matrix; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
@@ -106,7 +106,7 @@ def solved(
     direct: bool = False,
     timer: Timer | None = None,
 ) -> tuple[Cores, float]:
-    """Solves a TT linear system A x = b by AMEn, or by dense elimination if it is small.
+    """Solves a PDE's linear system A x = b by AMEn, or by dense elimination if it is small.
 
     Args:
       operator: cores (r, n, n, s).
@@ -144,7 +144,7 @@ def solved(
 
 
 def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
-    """Factors the dense matrix of a small linear system of one or two tensor modes.
+    """Factors the dense matrix of a PDE's small linear system, of one or two tensor modes.
 
     Returns a function of a right side and a tolerance, to which the solution is rounded; None if
     the operator is large.
@@ -165,7 +165,7 @@ def _small(sizes: list[int], most: int = _DENSE) -> bool:
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves a TT linear system of one or two modes densely; returns train and residual."""
+    """Solves a PDE's linear system of one or two modes densely; returns train and residual."""
     right, matrix = outer(load).ravel(), _dense(operator)
     x = np.linalg.solve(matrix, right)
     residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
@@ -173,7 +173,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Converts a linear system's TT-matrix of one or two modes to a dense matrix."""
+    """Converts the TT-matrix of a PDE's linear system of one or two modes to a dense matrix."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -182,7 +182,7 @@ def _dense(operator: Cores) -> np.ndarray:
 
 
 def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
-    """Converts the dense solution of a system of one or two modes to a rounded tensor train."""
+    """Converts the dense solution of a PDE's linear system of one or two modes to a train."""
     if len(sizes) == 1:
         return [x[None, :, None]]
     cores = [x.reshape(1, *sizes), np.eye(sizes[1])[:, :, None]]
@@ -190,7 +190,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands the right side of a linear system of one or two modes to a dense array."""
+    """Expands the right side of a PDE's linear system of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

@@ -399,14 +399,14 @@ def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
 
 
 def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
-    """Computes grid points standardised by a stationary density: (y − mean)/σ, (n_k,)."""
+    """Computes grid points standardised by a `Stationary` density: (y − mean)/σ, (n_k,)."""
     _, mean, covariance = moments(TT._unchecked(tuple(p)), AffineMap.identity(box.dim), box)
     width = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     return [(a.points - m) / w for a, m, w in zip(box.axes, mean, width, strict=True)]
 
 
 def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) -> Cores:
-    """Multiplies a stationary density by the standardised coordinates of some axes."""
+    """Multiplies the density of `stationary` by the standardised coordinates of some axes."""
     out = list(p)
     for k in axes:
         out[k] = out[k] * lines[k][None, :, None]

@@ -113,7 +113,7 @@ class Survival(Expectation):
     """
 
     def density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the first-passage time's density −∂S/∂t, S the survival probability.
+        """Evaluates −∂S/∂t of the survival probability S, the density of first-passage times.
 
         Its error is that of S over the time, or more where the time is short.
 

@@ -107,7 +107,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Samples a function for `cross` for the first time; finds the number of components."""
+        """Evaluates the sampled function for the first time; finds its number of components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -134,7 +134,7 @@ class Oracle:
         return count <= self._cache
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Samples the function of `cross` at multi-indices: (m, 1) or (m, components)."""
+        """Evaluates the sampled function at multi-indices: (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])
 
     def known(self, index: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ class Oracle:
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Samples the function of `cross` at m entries, each of a left and a right part."""
+        """Evaluates the sampled function at m entries, each of a left and a right part."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -156,7 +156,7 @@ class Oracle:
         return self._picked(values, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Samples the function of `cross` at all pairs of left and right parts, as a matrix."""
+        """Evaluates the sampled function at all pairs of left and right parts, as a matrix."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -224,7 +224,7 @@ class Oracle:
         self._rows.update(zip(keys, range(first, total), strict=True))
 
     def _count(self, values: np.ndarray, index: np.ndarray) -> None:
-        """Counts samples of the function of `cross`; records the largest value and its index."""
+        """Counts evaluations of the sampled function; records the largest value and its index."""
         self.evaluations += len(values)
         sizes = np.abs(values)
         if (largest := float(sizes.max())) > self.largest:
@@ -233,7 +233,7 @@ class Oracle:
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
     def again(self, index: np.ndarray) -> np.ndarray:
-        """Samples the function of `cross` again at known multi-indices, to see if it changes."""
+        """Evaluates the sampled function again at known multi-indices, to see if it changes."""
         values = self._evaluated(index, self.part(index, 0).keys.tolist())
         self.evaluations += len(index)
         return linalg.scaled(values, -self.exponent)
@@ -241,7 +241,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
-        """Samples the function of `cross` at new multi-indices; tells if others were rescaled."""
+        """Evaluates the sampled function at new multi-indices; tells if others were rescaled."""
         if self._record is None:
             values = self._evaluated(index, keys)
         else:
@@ -264,7 +264,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _evaluated(self, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Samples the function of `cross` at multi-indices in batches, and checks its values."""
+        """Evaluates the sampled function at multi-indices in batches, and checks its values."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -311,7 +311,7 @@ class Oracle:
         return out if old is None else out.more(old.keys, old.values, old.dtype)
 
     def _piece(self, points: np.ndarray, index: np.ndarray, keys: list[int]) -> np.ndarray:
-        """Samples the function of `cross` on one batch; checks values and casts to double."""
+        """Evaluates the sampled function on one batch; checks values and casts to double."""
         first = 0 if self._calls.called else 1  # the first call of all is of one point
         try:
             out = self._calls(points)

@@ -366,7 +366,7 @@ class _Work:
         return self.fit(bases, tol, found, kept=tol, calls=spent + calls - self.values.spent[0])
 
     def anew(self, part: HiddenPart) -> list[Basis]:
-        """Chooses an interpolation's degrees again, by lines through a newly found part of f."""
+        """Returns an interpolation's next bases: degrees from lines through a newly found part."""
         points = np.concatenate(
             [_given(self.options.get("pivots"), len(self.given)), part.point[None]]
         )

@@ -211,7 +211,7 @@ def _cells(basis: Basis) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class InterpolateInfo:
-    """Report of an interpolation by a functional train: status, errors off the grid, evaluations.
+    """Report of an interpolation's error off the grid, with its status and evaluations.
 
     Attributes:
       status: "converged": the measured error is below the tolerance by two standard errors;
@@ -291,7 +291,7 @@ def reported(
     zero: bool,
     failure: str,
 ) -> InterpolateInfo:
-    """Builds the report of a finished interpolation.
+    """Builds the report of a finished interpolation's error.
 
     Args:
       zero: whether f was zero everywhere.

@@ -61,7 +61,7 @@ def _product(x: PatchedTT, y: PatchedTT) -> Scaled:
 
 
 def _total(terms: Sequence[Scaled]) -> Scaled:
-    """Adds numbers m·2^e at the exponent of the largest one."""
+    """Adds numbers m·2^e of patches by NumPy at the exponent of the largest one."""
     near = [(*linalg.normalized(np.asarray(m)), e) for m, e in terms]
     top = max((more + e for m, more, e in near if m != 0), default=0)
     total: Any = 0.0
@@ -78,7 +78,7 @@ def _root(square: Any, exponent: int) -> Scaled:
 
 
 def overlapping(left: Sequence[Prefix], right: Sequence[Prefix]) -> Iterator[tuple[int, int]]:
-    """Finds the pairs of patches, by position, of which one prefix begins with the other."""
+    """Finds on the host the pairs of patches of which one prefix begins with the other."""
     places: dict[Prefix, list[int]] = defaultdict(list)
     inside: dict[Prefix, list[int]] = defaultdict(list)  # patches within each, themselves too
     for j, b in enumerate(right):
@@ -118,7 +118,7 @@ def _orthogonal_norm(train: TT) -> Scaled:
 
 
 def _power(train: TT) -> float:
-    """Computes log10 of the norm of one patch's train."""
+    """Computes by NumPy log10 of the norm of one patch's train."""
     return power_of_ten(*_orthogonal_norm(train))
 
 
@@ -158,7 +158,7 @@ def _wide(train: TT) -> Cores:
 
 
 def _within(cores: Cores, exponent: int, digits: Prefix) -> tuple[Cores, int]:
-    """Fixes leading indices of a patch's train: that of the smaller patch behind them."""
+    """Fixes, by NumPy, leading indices of a patch's train, to restrict it to a smaller patch."""
     row = np.ones((1, 1))
     for core, digit in zip(cores, digits, strict=False):
         row, e = linalg.normalized(absorb(row, core[:, [digit]])[:, 0])
@@ -168,7 +168,7 @@ def _within(cores: Cores, exponent: int, digits: Prefix) -> tuple[Cores, int]:
 
 
 def _scalar(name: str, value: Scaled, dtype: Any, bound: Callable[[], float]) -> jax.Array:
-    """Returns a scalar m·2^e of patched trains in its dtype, if that holds it."""
+    """Casts a scalar m·2^e, computed by NumPy, to the dtype of patched trains, if that holds it."""
     with np.errstate(all="ignore"):
         out = np.asarray(linalg.scaled(np.asarray(value[0]), value[1])).astype(dtype)
     return held(

@@ -172,7 +172,7 @@ class Updater(WorkerThreads):
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the gradient that the updater moves from host memory to the store, or None."""
+        """Returns the gradient that the updater must write to the store to free memory, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:

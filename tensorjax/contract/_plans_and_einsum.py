@@ -1,4 +1,4 @@
-"""Plans of contractions: the order of their products, their costs, and how they run."""
+"""Plans of contractions (order of products, costs, execution), and `einsum` by a plan."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from jax.core import Tracer
 from tensorjax import _check, _other_names, _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
-from tensorjax.contract import _argument_checks, _costs, _execute, _pairwise_products, _paths
+from tensorjax.contract import _argument_checks, _costs, _pairwise_products, _paths, _plan_execution
 from tensorjax.contract import _einsum_parser as syntax
 from tensorjax.contract._costs import Cost, table
 from tensorjax.contract._pairwise_products import Model
@@ -88,7 +88,7 @@ class Plan:
     remat: bool
     precision: PrecisionLike
     preferred_element_type: np.dtype | None
-    _program: _execute.Program = dataclasses.field(repr=False)
+    _program: _plan_execution.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
 
     def __copy__(self) -> "Plan":
@@ -156,10 +156,10 @@ class Plan:
         self._check(arrays)
         with jax.numpy_dtype_promotion("standard"):
             dtype = self.preferred_element_type or jnp.result_type(*arrays)
-        wide = np.dtype(_execute.sum_dtype(dtype))
+        wide = np.dtype(_plan_execution.sum_dtype(dtype))
         found = [np.asarray(x) for x in arrays]
         return np.asarray(
-            _execute.run_on_host(self._program.model, self.slices, found, wide), dtype
+            _plan_execution.run_on_host(self._program.model, self.slices, found, wide), dtype
         )
 
     def _check(self, arrays: tuple[Any, ...]) -> None:
@@ -195,7 +195,7 @@ class Plan:
             kind = np.complex128 if isinstance(arrays[i], complex) else np.float64
             _check.representable(f"operand {i}", np.asarray(arrays[i], kind), common)
 
-    def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
+    def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _plan_execution.Program:
         """Returns a contraction plan's program for symbolic sizes (`jax.export`)."""
         if self.slices or self.remat:
             raise _symbolic.no_limit(shapes)
@@ -315,7 +315,7 @@ _EINSUM_OPTIONS = {
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
-    """Contracts arrays by an einsum expression, after planning the order of products.
+    """Plans and contracts arrays by an einsum expression.
 
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 
@@ -377,7 +377,7 @@ def _plan(
             operand_sizes=tuple(dtype.itemsize for dtype in dtypes),
             common_size=common.itemsize,
             item_size=result.itemsize,
-            sum_size=_execute.sum_dtype(result).itemsize,
+            sum_size=_plan_execution.sum_dtype(result).itemsize,
             differentiable=tuple(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes),
         )
         for path in network_paths(network, strategy, minimize, seconds)
@@ -388,7 +388,7 @@ def _plan(
     remat = memory_limit is not None and (bool(slices) or grad.cost().peak_bytes > memory_limit)
     if remat:
         grad = _costs.gradient_walk(model, slices, remat=True)
-    program = _execute.Program(model, slices, remat, precision, preferred, merge_axes)
+    program = _plan_execution.Program(model, slices, remat, precision, preferred, merge_axes)
     cost = forward.cost()
     complex_flops = 6 * forward.products + 2 * forward.sums
     path = tuple((step.left, step.right) for step in model.steps)
@@ -413,7 +413,7 @@ def _plan(
     )
 
 
-def _call(program: _execute.Program) -> Callable[..., jax.Array]:
+def _call(program: _plan_execution.Program) -> Callable[..., jax.Array]:
     def contraction(*operands: jax.Array) -> jax.Array:
         return program(*operands)
 
