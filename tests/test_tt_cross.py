@@ -14,6 +14,7 @@ import pytest
 
 from tensorjax import tt
 from tensorjax.tt._cross import jumps, maxvol, train_entries
+from tensorjax.tt._cross.error_search import GlobalSearch
 from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm
 
 
@@ -782,6 +783,25 @@ def test_polygons_in_fused_digits_are_exact_in_nearly_all_cells(seed):
     index = np.indices(grid.shape).reshape(10, -1).T
     exact = call(index)
     assert error(tt.evaluate(t, index), exact) <= 3e-3 * norm(exact), info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_few_steps_along_digits_are_not_followed(seed, monkeypatch):
+    """A train of few parameters that was right at more entries beside its jumps is known."""
+    cut = np.sort(np.random.default_rng([49, seed]).uniform(0.05, 0.95, 2))
+    grid = tt.quantics_grid(0.0, 1.0, 25)
+    followed = []
+    monkeypatch.setattr(GlobalSearch, "along", lambda _, *args: followed.append(1) or args[1][:0])
+
+    def f(i):
+        return 1.0 * (grid.coordinates(i) > cut).sum(axis=1)
+
+    t, info = tt.cross(f, grid.shape, tol=1e-6, key=jax.random.key(seed))
+    assert info.status in ("converged", "unseen")
+    assert not followed
+    at = grid.digits(np.random.default_rng(seed).integers(0, 2**25, (5000, 1)))
+    assert error(tt.evaluate(t, at), f(at)) <= 1e-6 * norm(f(at))
 
 
 @pytest.mark.parametrize("base", [2, 4])

@@ -51,8 +51,6 @@ _ABOVE_ROUNDOFF = 1e4
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
 # corners.
 _JUMP = 0.01
-
-
 # Where f jumps, edges are followed until so large a share of the evaluations went there, in so many
 # steps at most.
 _ALONG, _STEPS = 0.25, 30
@@ -72,6 +70,7 @@ class Verification:
         self._largest = 0.0  # and at all that the last verdict looked at
         self._surprised = False  # whether a train that met the tolerance was wrong at edges
         self._drawn = 0  # random entries looked at where f jumps
+        self._right = 0  # entries at edges that were right since one was wrong
 
     @property
     def _least(self) -> float:
@@ -242,10 +241,11 @@ class Verification:
     def _wrong_at_edges(self, cores: Cores) -> bool:
         """Verifies a tensor train of `cross` beside jumps and at corners; True if wrong there."""
         fit, sets = self._fit, self._fit.sets
-        many = self._many
+        many, before = self._many, fit.oracle.evaluations
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
         wrong = self._found_wrong(cores, edges)
         wrong = wrong or self._found_wrong(cores, self._search.corners(sets.left, many=many))
+        self._right = 0 if wrong else self._right + fit.oracle.evaluations - before
         fit.edgy = fit.edgy or (wrong and self._worst > _JUMP * fit.oracle.largest)
         return wrong
 
@@ -298,9 +298,13 @@ class Verification:
 
         A jump along a curve is right in most cells once the ranks are right, and wrong in single
         ones, of which bisection meets few: from the edges found, steps to neighbours go on along
-        the curve until they meet nothing new.
+        the curve until they meet nothing new. A train that is right at more entries at edges than
+        it has parameters, none of which it was fitted to, is not followed: few points, or lines
+        along the axes, are edges of low rank.
         """
         oracle, sets = self._fit.oracle, self._fit.sets
+        if self._right >= sum(core.size for core in cores):
+            return False
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=True)
         most = (1 + _ALONG) * oracle.evaluations
         seen = edges
