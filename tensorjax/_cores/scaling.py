@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check, _symbolic, linalg
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
 from tensorjax.linalg._powers_of_two import (
@@ -256,7 +256,8 @@ def factors_in_program(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> 
     zero = _any_zero([jnp.minimum(a, b) for a, b in pairs], high)
     own = [settled(sum(exponent_of_nonzero(e, ys[0].dtype) for e in pair)) for pair in pairs]
     fits = _all_between(own, low, high - terms.bit_length())
-    is_left = [x.size < y.size for x, y in zip(xs, ys, strict=True)]
+    static = all(_symbolic.is_static(n) for c in (*xs, *ys) for n in c.shape)
+    is_left = [static and x.size < y.size for x, y in zip(xs, ys, strict=True)]
     smaller = [x if left else y for x, y, left in zip(xs, ys, is_left, strict=True)]
     moved = _moved(smaller, own, high // 2, fits, zero)
     left = [m if chosen else x for m, x, chosen in zip(moved, xs, is_left, strict=True)]
