@@ -264,6 +264,20 @@ def test_layers_take_out_sharding(mode: str):
                     assert np.abs(np.asarray(x) - np.asarray(y)).max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["norm", "inner", "hadamard", "round"])
+def test_gradients_stay_on_the_device_of_their_train(name: str):
+    device = jax.devices()[3]
+    t = jax.device_put(tt.random(jax.random.key(0), (3, 4, 2), rank=2, dtype=float), device)
+    f = {
+        "norm": tt.norm,
+        "inner": lambda x: tt.inner(x, t),
+        "hadamard": lambda x: tt.norm(tt.hadamard(x, x)),
+        "round": lambda x: tt.norm(tt.round(x, rank=1)),
+    }[name]
+    for x in jax.tree.leaves(jax.value_and_grad(f)(t)):
+        assert x.devices() == {device}
+
+
 def test_a_mesh_of_the_only_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_placement, "_is_alone", lambda: True)
     mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))

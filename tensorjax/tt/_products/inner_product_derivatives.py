@@ -75,6 +75,8 @@ def differentiable_norm(program: Callable[[TT], Any]) -> Callable[[TT], Any]:
 def _served_by_numpy(kind: str, cores: Sequence[Any]) -> Any:
     """Returns the common dtype of cores whose derivative NumPy computes; None if XLA does."""
     dtype, same = common_dtype(cores)
+    if any(isinstance(c, jax.Array) and getattr(c, "committed", False) for c in cores):
+        return None  # gradients are to be on that device too
     shapes = tuple([c.shape for c in cores])
     facts = {
         "dtype": dtype,
