@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from tensorjax import _blas_threads, linalg
+from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.overlaps import bond_overlap, right_overlap
 from tensorjax._cores.scaling import norms_near_one
@@ -75,7 +75,7 @@ def differentiable_norm(program: Callable[[TT], Any]) -> Callable[[TT], Any]:
 def _served_by_numpy(kind: str, cores: Sequence[Any]) -> Any:
     """Returns the common dtype of cores whose derivative NumPy computes; None if XLA does."""
     dtype, same = common_dtype(cores)
-    if any(isinstance(c, jax.Array) and getattr(c, "committed", False) for c in cores):
+    if not _check.is_traced(cores) and any(getattr(c, "committed", False) for c in cores):
         return None  # gradients are to be on that device too
     shapes = tuple([c.shape for c in cores])
     facts = {
