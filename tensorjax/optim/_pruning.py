@@ -17,7 +17,14 @@ from tensorjax._placement import returned
 from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._gate_updates import Gates
 from tensorjax.optim._packed_arrays import padded, picked
-from tensorjax.optim._sizes_and_ranks import Measure, Polynomial, check_flops, checked, terms
+from tensorjax.optim._sizes_and_ranks import (
+    Measure,
+    Polynomial,
+    Term,
+    check_flops,
+    checked,
+    terms,
+)
 from tensorjax.optim._stacked_layers import Stacks
 from tensorjax.optim._tensorised_layers import Layer, check_concrete, flatten, gated
 
@@ -255,7 +262,7 @@ def prune(
 def _cut_greedily(
     left: list[list[list[int]]],
     worth: list[list[np.ndarray]],
-    listed: list[list[tuple[float, tuple[int, ...]]]],
+    listed: list[list[Term]],
     target: float,
 ) -> None:
     """Removes the bond indices of least importance per freed size until a size is reached.
