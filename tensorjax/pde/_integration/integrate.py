@@ -127,8 +127,9 @@ def integrate(
         `Solution`, to move as its coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
         steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
-        which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
-        than affine drift stay at rest); ``stats["exponential"]`` tells.
+        which v changes by 4 % is too long for "rk4"; "adaptive" coordinates of an equation with
+        other than affine drift rest up to the first trial, and for good if the run goes over
+        there; ``stats["exponential"]`` tells.
         "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2.

@@ -168,6 +168,8 @@ class Run:
         self._follow(costs)
         clears, seen = self._cleared(right)
         if self._may_be_stiff(target) and self._is_stiff(right, clears):
+            if self._awaits_look(right):
+                self.options = self.options._replace(generator=None)
             self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
             self._go_over()
             seen = None
@@ -268,6 +270,16 @@ class Run:
         """Switches a run of method "auto" to exponential steps."""
         self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
 
+    def _awaits_look(self, right: Any) -> bool:
+        """Whether the run's coordinates rest until it is known whether its equation is stiff.
+
+        Wells along the axes would be no longer along them in coordinates that have turned, and
+        exponential steps, ten times longer, be out of reach.
+        """
+        options, memory = self.options, self.memory
+        waits = options.gated and options.auto and bool(right.others) and not memory.stiff
+        return waits and memory.steps <= _LOOK and isinstance(options.controller, PIDController)
+
     def _may_be_stiff(self, target: float) -> bool:
         """Whether the run tests its equation for stiffness now: after 16, 32, 64, … steps."""
         count, options = self.memory.steps, self.options
@@ -346,6 +358,8 @@ class Run:
         """Computes the run's new coordinate motion Σ, β; returns its cost at rest and moving."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
+        if self._awaits_look(right):
+            generator = None
         costs, self._asked = (math.nan, math.nan), generator is not None
         sigma, beta = self._motion = np.zeros((d, d)), np.zeros(d)
         if generator is None:
