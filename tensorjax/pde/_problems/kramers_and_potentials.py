@@ -85,9 +85,9 @@ class Potential:
         self.variance = float(np.trapezoid((q - mean) ** 2 * weight, q)) / self.partition
         self.well = float(wells[0]) if len(wells) else mean
         curvature = float(self.v.deriv(2)(self.well))
-        # Variance in the well: harmonic, but well within the next barrier, and with tails that reach
-        # no higher energies than the box holds: where V rises faster than a parabola, those of a
-        # Gaussian would, and ask for a box several times as wide in the momenta.
+        # Variance in the well: harmonic, but well within the next barrier, and with tails at no
+        # higher energies than the box holds: where V rises faster than a parabola, those of a
+        # Gaussian would reach them, and ask for a box several times as wide in the momenta.
         gap = np.min(np.abs(stops - self.well), where=stops != self.well, initial=np.inf)
         harmonic = temperature / curvature if curvature > 0 else np.inf
         inside = min(self.well - self.low, self.high - self.well) / _REACH
