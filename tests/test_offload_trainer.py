@@ -488,7 +488,7 @@ def test_masks_and_labels_of_the_whole_model_are_named() -> None:
         optax.adamw(0.1, mask=by_leaf),
         optax.partition({"yes": optax.sgd(0.1), "no": optax.set_to_zero()}, labels),
     ):
-        with pytest.raises(ValueError, match="for each group by itself.*functions of the param"):
+        with pytest.raises(ValueError, match=r"for each group by itself.*functions of the param"):
             offload.Trainer(cases.layers(), params, optimizer)
 
 
