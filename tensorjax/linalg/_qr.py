@@ -209,7 +209,7 @@ def orthonormalized(a: np.ndarray, gram: Any = None) -> tuple[np.ndarray, np.nda
     q, r = a, None
     for scale in (sizes, None):
         known = scale is not None and gram is not None
-        g: Any = gram.copy() if known else host_gram(q, right=True)
+        g = np.array(gram) if known else host_gram(q, right=True)
         if scale is not None:
             g /= np.outer(scale, scale)
         try:
