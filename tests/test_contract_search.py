@@ -15,7 +15,9 @@ from tensorjax.contract import _dynamic_programming, _paths, _plans_and_einsum, 
 from tests.oracles import eps
 
 
-def drawn(r: random.Random, count: int, extra: int) -> tuple[str, list[tuple[int, ...]]]:
+def drawn(
+    r: random.Random, count: int, extra: int, largest: int = 4
+) -> tuple[str, list[tuple[int, ...]]]:
     """A connected network of ``count`` arrays: a random tree, and some more bonds."""
     terms: list[list[int]] = [[] for _ in range(count)]
     pairs = [(k, r.randrange(k)) for k in range(1, count)]
@@ -23,7 +25,7 @@ def drawn(r: random.Random, count: int, extra: int) -> tuple[str, list[tuple[int
     for label, pair in enumerate(pairs):
         for k in pair:
             terms[k].append(label)
-    sizes = [r.randint(2, 4) for _ in pairs]
+    sizes = [r.randint(2, largest) for _ in pairs]
     text = ",".join("".join(map(opt_einsum.get_symbol, term)) for term in terms)
     return text + "->", [tuple(sizes[label] for label in term) for term in terms]
 
@@ -113,6 +115,31 @@ def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
             assert contract.plan(expr, *shapes, seconds=seconds).path == plan.path
         greedy = contract.plan(expr, *shapes, optimize="greedy").flops
         assert flops[0.3] < flops[0.0] <= greedy
+
+
+def test_a_search_by_default_costs_about_one_run_of_its_order(monkeypatch) -> None:
+    """A greedy order that is far from the best must not buy half a minute of search."""
+    asked = []
+    timed = _paths._timed_search
+
+    def search(graph, seconds):
+        asked.append(seconds)
+        return timed(graph, min(seconds, 0.02))
+
+    monkeypatch.setattr(_paths, "_timed_search", search)
+    r = random.Random(7)
+    for count, extra, largest in ((60, 30, 4), (100, 60, 4), (40, 40, 9)):
+        expr, shapes = drawn(r, count, extra, largest)
+        first = contract.plan(expr, *shapes, seconds=1.0)
+        asked.clear()
+        plan = contract.plan(expr, *shapes)
+        assert plan.flops <= first.flops
+        greedy = contract.plan(expr, *shapes, optimize="greedy").flops
+        assert asked[0] == 1.0
+        # `flops` counts a product and a sum, the search products alone.
+        assert sum(asked[1:]) <= min(first.flops / 1e10, 30.0) < greedy / 1e10
+        assert len(asked) == 1 + (first.flops > 2e10)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ _REFINED = 3  # of which the best are refined
 # Seconds an operand that one randomised order takes, by opt_einsum and by cotengra; and the share
 # of the time that is left that goes to each of these methods.
 _GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
-# By default a search takes a second, or as long as the greedy order takes to run at so many
-# operations a second, up to half a minute.
+# By default a search takes a second; where the order that it finds runs longer than that at so many
+# operations a second, another search takes as long as that order runs, up to half a minute.
 _LEAST_SECONDS, _MOST_SECONDS, _FLOPS_PER_SECOND = 1.0, 30.0, 1e10
 # Held while Python's random seed, one for all threads, is another.
 _SEEDING = threading.RLock()
@@ -130,16 +130,12 @@ def _fixed_seed() -> Iterator[None]:
             random.setstate(state)
 
 
-def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
+def _starting_points(graph: Graph, seconds: float) -> tuple[list[Path], Effort]:
     """Finds initial contraction paths by greedy and random search; also returns the time left."""
     n = len(graph.terms)
     if n <= _OPTIMAL:
         return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
     found = [_by_opt_einsum(graph, opt_einsum.paths.greedy)]
-    if seconds is None:
-        greedy = graph.first_cost(path_cost(graph, found[0])) / _FLOPS_PER_SECOND
-        seconds = min(max(greedy, _LEAST_SECONDS), _MOST_SECONDS)
-        seconds = seconds if n > _WHOLE else math.inf
     effort = Effort(seconds - n * _GREEDY)
     random_greedy = opt_einsum.path_random.RandomGreedy
     for minimize, most in (("flops", 8 * _TRIALS), ("size", _TRIALS)):
@@ -155,6 +151,22 @@ def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], E
 
 
 def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
+    """Searches contraction paths for a given time, or one that the best order's cost decides."""
+    if seconds is not None:
+        return _timed_search(graph, seconds)
+    if len(graph.terms) <= _WHOLE:
+        return _timed_search(graph, math.inf)
+    first = _timed_search(graph, _LEAST_SECONDS)
+    cost = min(path_cost(graph, path) for path in first)
+    run = min(graph.first_cost(cost) / _FLOPS_PER_SECOND, _MOST_SECONDS)
+    if run <= _LEAST_SECONDS:
+        return first
+    # The second search starts as the first did, but may share its time otherwise and end worse.
+    return list(dict.fromkeys([*first, *_timed_search(graph, run)]))
+
+
+def _timed_search(graph: Graph, seconds: float) -> list[Path]:
+    """Refines the best initial contraction paths for about so many seconds."""
     n = len(graph.terms)
     found, effort = _starting_points(graph, seconds)
     found.sort(key=lambda path: path_cost(graph, path))

@@ -247,9 +247,9 @@ def plan(
         (a list of tuples of positions, as opt_einsum and NumPy write it), or a callable as
         opt_einsum takes.
       seconds: time that ``"auto"`` may take, about. It is counted in steps of the search, so
-        that all processes of a program find the same order. None is one second, or, for a
-        large network whose greedy order takes longer than that to run at 10 Gflop/s, as long
-        as it takes, up to 30; searches over fewer than twelve operands then run to their end.
+        that all processes of a program find the same order. None is one second, and, where the
+        order found takes longer than that to run at 10 Gflop/s, a second search as long as it
+        runs, up to 30; searches over fewer than twelve operands then run to their end.
       minimize: what ``"auto"`` minimises: ``"flops"``, ``"bytes"`` or ``"peak"``.
       memory_limit: bytes that `Plan.peak_bytes` may not exceed; None for no limit. Indices are cut
         into slices until it holds, and intermediates are recomputed in the backward pass where

@@ -203,17 +203,17 @@ def orthonormalized(a: np.ndarray, gram: Any = None) -> tuple[np.ndarray, np.nda
     if gram is None:
         sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
     else:
-        sizes = np.sqrt(np.diagonal(gram).real)
+        sizes = np.sqrt(np.real(np.diag(gram)))
     if not sizes.min() > 0:
         return qr(a)
     q, r = a, None
     for scale in (sizes, None):
         known = scale is not None and gram is not None
-        g = np.array(gram) if known else host_gram(q, right=True)
+        g: np.ndarray = np.array(gram) if known else host_gram(q, right=True)
         if scale is not None:
             g /= np.outer(scale, scale)
         try:
-            lower = np.linalg.cholesky(g)
+            lower: np.ndarray = np.linalg.cholesky(g)
         except np.linalg.LinAlgError:
             return qr(a)
         pivot = np.diagonal(lower).real.min()

@@ -17,7 +17,14 @@ from tensorjax._placement import returned
 from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._gate_updates import Gates
 from tensorjax.optim._packed_arrays import padded, picked
-from tensorjax.optim._sizes_and_ranks import Measure, Polynomial, check_flops, checked, terms
+from tensorjax.optim._sizes_and_ranks import (
+    Measure,
+    Polynomial,
+    Term,
+    check_flops,
+    checked,
+    terms,
+)
 from tensorjax.optim._stacked_layers import Stacks
 from tensorjax.optim._tensorised_layers import Layer, check_concrete, flatten, gated
 
@@ -238,29 +245,52 @@ def prune(
          for g in layer.gates]
         for layer in layout.layers
     ]  # fmt: skip
+    _cut_greedily(
+        left,
+        [[worth[g] for g in layer.gates] for layer in layout.layers],
+        [list(terms(layer, measure, rows)) for layer in layout.layers],
+        target,
+    )
+    for layer, kept in zip(layout.layers, left, strict=True):
+        for g, indices in zip(layer.gates, kept, strict=True):
+            mask = np.zeros(np.shape(leaves[g]), bool)
+            mask[indices] = True
+            leaves[g] = jnp.where(mask, leaves[g], jnp.zeros((), jnp.result_type(leaves[g])))
+    return stacks.join(jax.tree.unflatten(structure, leaves))
 
-    listed = [list(terms(layer, measure, rows)) for layer in layout.layers]
 
-    def sized(layer: int, less: int | None = None) -> int:
+def _cut_greedily(
+    left: list[list[list[int]]],
+    worth: list[list[np.ndarray]],
+    listed: list[list[Term]],
+    target: float,
+) -> None:
+    """Removes the bond indices of least importance per freed size until a size is reached.
+
+    Args:
+      left: for each bond of each layer the indices kept, the least important last; changed here.
+      worth: importance of every index, likewise.
+      listed: for each layer its size as a polynomial of the ranks: (factor, bonds).
+      target: size to reach.
+    """
+
+    def sized(layer: int, less: int | None = None) -> float:
         ranks = [len(kept) - (bond == less) for bond, kept in enumerate(left[layer])]
         if ranks and min(ranks) == 0:
             return 0
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
-    def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """Lists (importance per freed size, layer, bond) of bond indices that may be pruned."""
-        now, bonds = sized(layer), enumerate(left[layer])
-        found = []
-        for bond, kept in bonds:
+    def cheapest(layer: int) -> list[tuple[float, int, int]]:
+        """Returns (importance per freed size, layer, bond) of the cut to make next, if any."""
+        now, found = sized(layer), []
+        for bond, kept in enumerate(left[layer]):
             if len(kept) > 1:
                 freed = now - sized(layer, bond)
-                value = worth[layout.layers[layer].gates[bond]][kept[-1]]
-                found.append((value / max(freed, 1e-9), layer, bond))
-        return found
+                found.append((worth[layer][bond][kept[-1]] / max(freed, 1e-9), layer, bond))
+        return sorted(found)[:1]
 
-    order = range(len(layout.layers))
-    size = sum(sized(k) for k in order)
-    next_of = [least for k in order for least in sorted(candidates(k))[:1]]
+    size = sum(map(sized, range(len(left))))
+    next_of = [cut for layer in range(len(left)) for cut in cheapest(layer)]
     heapq.heapify(next_of)
     while size > target:
         if not next_of:
@@ -271,14 +301,8 @@ def prune(
         _, layer, bond = heapq.heappop(next_of)
         size -= sized(layer) - sized(layer, bond)
         left[layer][bond].pop()
-        for least in sorted(candidates(layer))[:1]:
-            heapq.heappush(next_of, least)
-    for layer, kept in zip(layout.layers, left, strict=True):
-        for g, indices in zip(layer.gates, kept, strict=True):
-            mask = np.zeros(np.shape(leaves[g]), bool)
-            mask[indices] = True
-            leaves[g] = jnp.where(mask, leaves[g], jnp.zeros((), jnp.result_type(leaves[g])))
-    return stacks.join(jax.tree.unflatten(structure, leaves))
+        for cut in cheapest(layer):
+            heapq.heappush(next_of, cut)
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
