@@ -62,7 +62,7 @@ MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 150, 2**18
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
 # The same of complex trains, of which C++ makes four real products for each complex one.
-MOST_COMPLEX = 2**21
+MOST_COMPLEX = 2**23
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 

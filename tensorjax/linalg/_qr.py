@@ -209,14 +209,14 @@ def orthonormalized(a: np.ndarray, gram: Any = None) -> tuple[np.ndarray, np.nda
     q, r = a, None
     for scale in (sizes, None):
         known = scale is not None and gram is not None
-        g: np.ndarray = np.array(gram) if known else host_gram(q, right=True)
+        g = np.array(gram) if known else host_gram(q, right=True)
         if scale is not None:
             g /= np.outer(scale, scale)
         try:
-            lower: np.ndarray = np.linalg.cholesky(g)
+            lower = np.linalg.cholesky(g)
         except np.linalg.LinAlgError:
             return qr(a)
-        pivot = np.diagonal(lower).real.min()
+        pivot = np.real(np.diag(lower)).min()
         if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
             return qr(a)
         inverse = adjoint(np.linalg.inv(lower))
