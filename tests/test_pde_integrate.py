@@ -723,6 +723,21 @@ def test_steps_of_a_controller_follow_the_motion_in_many_dimensions(d: int):
     assert np.abs(covariance - known[2]).max() < 1e-3 * np.diag(known[2]).max()
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_the_first_step_in_moving_coordinates_is_short_enough_for_their_motion(seed: int):
+    """How the motion changes is not known yet; ranks that its error brings would remain."""
+    rng, dim = np.random.default_rng(seed), 14
+    a = rng.standard_normal((dim, dim)) / np.sqrt(dim)
+    a = 0.4 * a - 0.1 * a.T
+    a -= (np.linalg.eigvals(a).real.max() + 0.3) * np.eye(dim)
+    start = pde.Gaussian(np.zeros(dim), np.diag(rng.uniform(0.3, 1, dim)))
+    problem = pde.OrnsteinUhlenbeck(a, 0.2 * np.eye(dim), start, pde.Box.fourier(dim, 40, 7.0))
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.05, tol=1e-6)
+    assert found.result is pde.Result.successful
+    assert found.stats["rank"].max() == 1
+
+
 def test_the_miss_of_an_extrapolated_motion_is_that_of_the_best_polynomial(rng: Any):
     """Of drawn quadratic motions three moments miss nothing; jumps and rest tell nothing."""
     b, c, e = rng.standard_normal((3, 3, 3))

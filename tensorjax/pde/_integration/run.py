@@ -399,12 +399,17 @@ class Run:
         options = self.options
         if not (isinstance(options.controller, PIDController) and costs[1] < _FOLLOWED * costs[0]):
             return
-        miss = missed(self.memory.moments, options.degree)
+        allowed = _STRAYS * options.tol / math.sqrt(max(options.problem.dim - 1, 1))
+        moments = self.memory.moments
+        if len(moments) == 1:  # how Σ changes is not known yet: as fast as it turns the axes
+            turns = float(np.linalg.norm(moments[0].sigma, 2))
+            first = math.sqrt(2 * allowed / max(costs[0] * turns, 1e-300))
+            self.memory.dt = min(self.memory.dt, first)
+        miss = missed(moments, options.degree)
         if miss is None or miss.share == 0:
             return
         order = miss.count + 1
         strays = costs[0] * miss.share * miss.span / order
-        allowed = _STRAYS * options.tol / math.sqrt(max(options.problem.dim - 1, 1))
         factor = (allowed / strays) ** (1 / order)
         shortest = options.controller.factormin * miss.span
         self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
