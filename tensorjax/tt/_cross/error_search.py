@@ -99,7 +99,8 @@ class GlobalSearch:
           right: right[k] (r, d − k).
         """
         modes = self._held.index.shape[1]
-        count = int(np.clip(self._oracle.evaluations // _NEAR, _LEAST_NEAR, _MOST_NEAR))
+        most = _LEAST_NEAR if self._held.exact(cores) and not self._held.jumps else _MOST_NEAR
+        count = int(np.clip(self._oracle.evaluations // _NEAR, _LEAST_NEAR, most))
         drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
         count = len(drawn)
         random = self.random(count)
