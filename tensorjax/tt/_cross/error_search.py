@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorjax._cores.contractions import absorb, times_slices
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.tt._cross.edge_patterns import rare_cells
 from tensorjax.tt._cross.held_out_error import HeldOut
 from tensorjax.tt._cross.jumps import Digits, along, edges
 from tensorjax.tt._cross.sampled_function import Oracle
@@ -26,6 +27,8 @@ _LINES, _FEW_LINES = 1000, 100
 _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
 # Most entries at edges from which these are followed to the next ones.
 _FOLLOWED = 2000
+# Entries at rare patterns of jumps that are looked at: one for so many evaluations, or so many.
+_RARE, _LEAST_RARE = 50, 200
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
@@ -164,6 +167,18 @@ class GlobalSearch:
         points = self._rng.permutation(points)[:_FOLLOWED]
         sizes = np.array(self._oracle.shape[: points.shape[1]])
         return np.unique(along(cores, points, sizes, least, self._rng), axis=0)
+
+    def rare(self, cores: Cores, least: float) -> np.ndarray:
+        """Returns multi-indices at rare patterns of jumps in a train, and known ones at any jump.
+
+        Args:
+          least: jumps up to here are left alone.
+        """
+        sizes = np.array(self._oracle.shape[: self._held.index.shape[1]])
+        cells = rare_cells(cores, sizes, least)
+        known = self._oracle.known(cells)
+        most = max(_LEAST_RARE, self._oracle.evaluations // _RARE)
+        return np.concatenate([cells[known], cells[~known][:most]])
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.

@@ -320,7 +320,8 @@ class HeldOut:
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
-            if estimate.error > _FAR * tol:
+            # Infinite where f is zero at these few, as is likely if it is at most entries.
+            if _FAR * tol < estimate.error < math.inf:
                 return estimate
         return self.estimate(cores)
 

@@ -291,7 +291,16 @@ class Verification:
             if self._many and self._wrong_at_edges(cores):
                 self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
                 return True
-        return self._many and self._search.fine and self._wrong_along_edges(cores)
+        if not (self._many and self._search.fine):
+            return False
+        return self._wrong_at_rare(cores) or self._wrong_along_edges(cores)
+
+    def _wrong_at_rare(self, cores: Cores) -> bool:
+        """Verifies a train of `cross` where its edges look as nowhere else; True if wrong there."""
+        wrong = self._found_wrong(cores, self._search.rare(cores, self._least))
+        largest = self._fit.oracle.largest
+        self._surprised = self._surprised or (wrong and self._worst > _JUMP * largest)
+        return wrong
 
     def _wrong_along_edges(self, cores: Cores) -> bool:
         """Verifies a train of `cross` all along the edges that it has; True if wrong there.
