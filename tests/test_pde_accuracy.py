@@ -274,19 +274,23 @@ def test_a_mass_of_zero_is_kept_to_the_mass_of_its_parts():
     assert found.result == pde.Result.successful, found.message
 
 
+@pytest.mark.parametrize(("method", "most"), [("rk4", 2.5), ("exponential", 4.0)])
 @pytest.mark.parametrize("kind", ["fourier", "chebyshev"])
-def test_what_lies_at_the_ends_is_near_the_error_over_the_box(kind: Any):
-    """Though at points drawn from the density, none of which lie there, it is far smaller."""
+def test_what_lies_at_the_ends_is_near_the_error_over_the_box(kind: Any, method: Any, most: float):
+    """Though at points drawn from the density, none of which lie there, it is far smaller.
+
+    Of what comes back from a periodic end, exponential steps carry less into the box.
+    """
     box = pde.Box([pde.Axis(kind, 40, -5.0, 5.0)])
     problem = pde.OrnsteinUhlenbeck([[-1.0]], 1.0, pde.Gaussian([0.5], [[1.0]]), box)
     with jax.enable_x64(True):
-        found = pde.integrate(problem, t1=0.2, tol=1e-6, coordinates="fixed")
+        found = pde.integrate(problem, t1=0.2, tol=1e-6, coordinates="fixed", method=method)
         x = np.linspace(-4.999, 4.999, 400)[:, None]
         u = np.asarray(pde.evaluate(found.final.v, found.final.map, box, x))
     known: Any = problem.exact(0.2, x)
     assert found.result == pde.Result.inaccurate
     share = float(found.message.split(" a share ")[1].split()[0])
-    assert 0.4 < share / (np.linalg.norm(u - known) / np.linalg.norm(known)) < 2.5
+    assert 0.4 < share / (np.linalg.norm(u - known) / np.linalg.norm(known)) < most
 
 
 @pytest.mark.parametrize("n", [16, 17])

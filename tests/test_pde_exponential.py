@@ -74,6 +74,22 @@ def test_the_default_goes_over_where_that_helps(coordinates: Any, rng):
     assert all(np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_coordinates_rest_until_it_is_known_whether_an_equation_is_stiff(seed: int):
+    """Coupled wells: exponential steps, which coordinates that have turned would rule out."""
+    rng = np.random.default_rng(seed)
+    problem = pde.DoubleWell(
+        barrier=rng.uniform(1, 3), minimum=rng.uniform(0.8, 1.3), dim=3,
+        temperature=rng.uniform(0.4, 0.8), coupling=rng.uniform(0.2, 0.8),
+    )  # fmt: skip
+    options: dict[str, Any] = {"t1": 0.25, "tol": 1e-3, "max_steps": 60}
+    found = [pde.integrate(problem, coordinates=c, **options) for c in ("fixed", "adaptive")]
+    assert found[0].stats["exponential"].any()
+    assert found[0].result in (pde.Result.successful, pde.Result.inaccurate)
+    assert found[1].result == found[0].result
+    assert len(found[1].stats["t"]) == len(found[0].stats["t"])
+
+
 def test_noise_at_the_edge_is_told_from_a_tail():
     """A process that contracts below the points, and one that leaves the box."""
     start = pde.Gaussian([0.5, 0.5], 0.1 * np.eye(2))

@@ -221,6 +221,22 @@ def test_runs_beyond_the_horizon_are_advised_to_take_a_longer_one():
     assert "follow the solution" not in found.message
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_starts_of_steep_wells_ask_for_no_wider_box_than_the_density_at_rest(seed: int):
+    """The tails of a Gaussian of the curvature at the bottom would be at energies far above."""
+    rng = np.random.default_rng(seed)
+    mass, temperature = rng.uniform(0.5, 2), rng.uniform(0.1, 0.8)
+    steep = [0, 0, rng.uniform(0.3, 1), 0, rng.uniform(0.05, 0.5), 0, rng.uniform(0.02, 0.2)]
+    problem = pde.Kramers(steep, 1.0, temperature, mass=mass)
+    momenta = problem.box.axes[1]
+    assert momenta.high <= 1.1 * np.sqrt(2 * mass * 28 * temperature)
+    # A parabola keeps the start that is at rest in it.
+    parabola = pde.Kramers([0, 0, rng.uniform(0.3, 1)], 1.0, temperature, mass=mass)
+    assert parabola.start.covariance[0, 0] == pytest.approx(
+        temperature / (2 * parabola.potential[2])
+    )
+
+
 def test_other_starts_have_no_closed_form_and_need_a_box():
     start = pde.Gaussian([1.0], [[0.04]])
     for problem in (pde.CIR(), pde.GeometricBrownianMotion()):

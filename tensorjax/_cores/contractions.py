@@ -106,7 +106,7 @@ def times_slices(rows: np.ndarray, core: np.ndarray, index: np.ndarray) -> np.nd
 
 
 def _times_sorted_slices(rows: np.ndarray, core: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Contracts rows with core slices as `times_slices`, by one matrix product per index."""
+    """Contraction `times_slices` of rows with core slices, by one matrix product per index."""
     order = np.argsort(index, kind="stable")
     ends = np.cumsum(np.bincount(index, minlength=core.shape[1]))
     rows = rows[order]

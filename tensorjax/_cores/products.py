@@ -103,7 +103,7 @@ def _sum_by_xla(xs: Cores, ys: Cores) -> list[Any]:
 
 
 def _side_by_side(xs: Cores, ys: Cores, moves: Any) -> Cores:
-    """Builds the block-diagonal cores of an exact sum of two trains, scaled to one size."""
+    """Puts two trains' cores side by side for exact products and sums, scaled to one size."""
     parts = [scaled(c, moves[..., k, None, None, None]) for k, c in enumerate([*xs, *ys])]
     pairs = list(zip(parts[: len(xs)], parts[len(xs) :], strict=True))
     middle = (_block_diagonal(a, b) for a, b in pairs[1:-1])

@@ -16,7 +16,7 @@ Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leadin
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
-    """Truncates the bonds of a train from left to right, by projection on given bases.
+    """Truncation sweep of a train from left to right, by projection on given bases.
 
     Returns:
       The cores, and the exponent of two by which to scale them back.

@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an object used with a tensor format is no array but a scalar (0-d ones too)."""
+    """Whether what meets a tensor format by NumPy's array protocol is a scalar, or 0-d."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:

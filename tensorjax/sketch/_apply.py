@@ -406,7 +406,7 @@ def _from_left(x: np.ndarray, matrices: list[tuple[Any, int, int]]) -> np.ndarra
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Applies one merged core of a Kronecker map on the host to an array (batch, n, bond, done)."""
+    """Applies a Kronecker map's merged core to an array (batch, n, bond, done), on the host."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

@@ -249,7 +249,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """Computes a term of a random map's variance: four copies of a train under one pairing."""
+    """Computes a term of the variance of a sketch: four copies of a train under one pairing."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)

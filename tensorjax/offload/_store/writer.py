@@ -24,7 +24,7 @@ _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """Returns an array's bytes for the store's writer; ValueError for another shape or dtype."""
+    """Returns the bytes of an array that a `Writer` copies; ValueError if they do not fit."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):

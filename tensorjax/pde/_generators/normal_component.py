@@ -372,7 +372,7 @@ class Spectrum(NamedTuple):
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Computes a vector from its coefficients in the eigenvectors of normal equations."""
+        """Computes a motion from its coefficients in eigenvectors of the normal equations."""
         out = np.zeros(self.size)
         for b, c in zip(self.blocks, coefficients, strict=True):
             out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]
@@ -380,7 +380,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """Computes the eigendecomposition of normal equations, dense or sparse, block by block."""
+    """Computes eigenvectors of a coordinate generator's normal equations, block by block."""
     n = matrix.shape[0]
     if not scipy.sparse.issparse(matrix):
         w, z = np.linalg.eigh(matrix)

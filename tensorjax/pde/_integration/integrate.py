@@ -126,9 +126,10 @@ def integrate(
         "fixed", a generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
         `Solution`, to move as its coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
-        steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
-        which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
-        than affine drift stay at rest); ``stats["exponential"]`` tells.
+        steps with it. That is tried after 2, 16, 32, 64, … steps, and at the start where a step
+        in which v changes by 4 % is too long for "rk4"; "adaptive" coordinates of an equation with
+        other than affine drift stay at rest if the run goes over there, and up to the trial after 2
+        steps if some of the drift acts along single axes; ``stats["exponential"]`` tells.
         "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2.

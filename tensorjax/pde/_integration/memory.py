@@ -121,7 +121,7 @@ class Memory:
     start_errors: Any = None
 
     def saved(self) -> dict[str, Any]:
-        """Converts the integrator's memory to a dict of arrays, for a checkpoint."""
+        """Converts the memory between steps to a dict of arrays."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),

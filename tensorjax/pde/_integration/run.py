@@ -30,7 +30,7 @@ from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
-from tensorjax.pde._stepping.exponential import EXPONENTIAL
+from tensorjax.pde._stepping.exponential import EXPONENTIAL, wells_along_axes
 from tensorjax.pde._stepping.low_moments import low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
@@ -41,8 +41,9 @@ from tensorjax.pde._stepping.step_rounding import CLEARED, Trim
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.times import reaches
 
-# Exponential steps are tried first after so many steps, at so many times their length.
-_LOOK, _LONGER = 16, 4
+# Exponential steps are tried after so few steps and, from so many on, at every power of two, at so
+# many times their length.
+_FIRST_LOOK, _LOOK, _LONGER = 2, 16, 4
 # An exponential step at whose end v has left the box, or the resolution of the points, is shortened
 # down to this share of its length.
 _LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
@@ -168,6 +169,8 @@ class Run:
         self._follow(costs)
         clears, seen = self._cleared(right)
         if self._may_be_stiff(target) and self._is_stiff(right, clears):
+            if self._awaits_look(right):
+                self.options = self.options._replace(generator=None)
             self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
             self._go_over()
             seen = None
@@ -268,10 +271,22 @@ class Run:
         """Switches a run of method "auto" to exponential steps."""
         self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
 
+    def _awaits_look(self, right: Any) -> bool:
+        """Whether the run's coordinates rest until it is known whether its equation is stiff.
+
+        Wells along the axes would be no longer along them in coordinates that have turned, and
+        exponential steps, ten times longer, be out of reach.
+        """
+        options, memory = self.options, self.memory
+        waits = options.gated and options.auto and not memory.stiff
+        waits = waits and memory.steps <= _FIRST_LOOK
+        return waits and isinstance(options.controller, PIDController) and wells_along_axes(right)
+
     def _may_be_stiff(self, target: float) -> bool:
-        """Whether the run tests its equation for stiffness now: after 16, 32, 64, … steps."""
+        """Whether the run tests its equation for stiffness now: after 2, 16, 32, 64, … steps."""
         count, options = self.memory.steps, self.options
         due = count >= _LOOK and (self._unanswered or not count & (count - 1))
+        due = due or count == _FIRST_LOOK
         due = due and options.auto and not self.memory.stiff
         long = _LONGER * self.memory.dt <= target - self.t
         return due and long and isinstance(options.controller, PIDController)
@@ -346,6 +361,8 @@ class Run:
         """Computes the run's new coordinate motion Σ, β; returns its cost at rest and moving."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
+        if self._awaits_look(right):
+            generator = None
         costs, self._asked = (math.nan, math.nan), generator is not None
         sigma, beta = self._motion = np.zeros((d, d)), np.zeros(d)
         if generator is None:

@@ -85,10 +85,13 @@ class Potential:
         self.variance = float(np.trapezoid((q - mean) ** 2 * weight, q)) / self.partition
         self.well = float(wells[0]) if len(wells) else mean
         curvature = float(self.v.deriv(2)(self.well))
-        # Variance in the well: harmonic, but well within the next barrier.
+        # Variance in the well: harmonic, but well within the next barrier, and with tails at no
+        # higher energies than the box holds: where V rises faster than a parabola, those of a
+        # Gaussian would reach them, and ask for a box several times as wide in the momenta.
         gap = np.min(np.abs(stops - self.well), where=stops != self.well, initial=np.inf)
         harmonic = temperature / curvature if curvature > 0 else np.inf
-        self.local = float(min(harmonic, self.variance, (gap / 3) ** 2))
+        inside = min(self.well - self.low, self.high - self.well) / _REACH
+        self.local = float(min(harmonic, self.variance, (gap / 3) ** 2, inside**2))
         warm = self.v(q) - self.bottom < _THERMAL * temperature
         steepest = np.abs(self.v.deriv(2)(q[warm])).max()
         self.width = float(np.sqrt(min(temperature / max(steepest, 1e-300), self.variance)))

@@ -89,6 +89,14 @@ def along_axes(rates: Rates) -> Matrices:
     return _parted(rates)[0]
 
 
+def wells_along_axes(right: Any) -> bool:
+    """Whether some of a right side's operators with other than affine coefficients act on one axis.
+
+    Exponential steps take these exactly, but not in coordinates that have turned.
+    """
+    return any(_one_axis([np.asarray(c) for c in o.cores]) is not None for o in right.others)
+
+
 def _window(v: Cores, half: Matrices, trim: Trim, box: Box) -> list[np.ndarray] | None:
     """Returns masks for an exponential step, zero where v is negligible; None if nowhere.
 

@@ -125,7 +125,7 @@ class Search:
         return bool(counts.max() <= _SAME_VALUE * len(held.values))
 
     def _unsteady(self) -> float:
-        """Measures, before sweeps of `cross`, how much f changes when it is evaluated again."""
+        """Sweeps' first check in `cross`: how much f changes when it is evaluated again."""
         places = np.arange(min(_AGAIN, len(self.held.index)))
         if self.held.all:  # which are in order, and the first one may be the largest
             places = (2 * places + 1) * len(self.held.index) // (2 * len(places))
@@ -155,7 +155,7 @@ class Search:
         return self._read_after(self._sweep_on(self.fit.sets))
 
     def _measured(self) -> Estimate:
-        """Estimates the error after a sweep of `cross`, at more held-out entries if in doubt."""
+        """Estimates the error between sweeps of `cross`, at more held-out entries if in doubt."""
         estimate = self.fit.measure()
         more = min(self._options.wanted - self.held.uniform, self._oracle.left)
         if estimate.error <= self.tol < estimate.bound and more >= 1:

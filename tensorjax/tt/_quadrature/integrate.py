@@ -196,7 +196,7 @@ class _Problem(NamedTuple):
         return values
 
     def _at(self, points: Any, *, one: bool = False) -> tuple[Any, Any]:
-        """Evaluates the integrand of `tt.integrate` times the slope |dx/du|; returns x too."""
+        """Evaluates what `tt.integrate` integrates: f times the slope |dx/du|; returns x too."""
         if self.domain.finite:
             return self.f(points[0] if one else points), points
         x, slope = self.domain.mapped(points)

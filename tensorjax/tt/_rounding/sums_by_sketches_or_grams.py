@@ -129,7 +129,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of trains in one sweep that projects each bond on a random sketch.
+    """Rounds a weighted sum of trains by sketches: one sweep that projects every bond.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -169,7 +169,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Rounds a sum of tensor trains and products to a tolerance, by sketches of growing width.
+    """Rounds a sum of trains to a tolerance, by sketches of growing width, not by Gram matrices.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.

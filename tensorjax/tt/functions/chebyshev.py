@@ -96,7 +96,7 @@ class Chebyshev(Basis):
         return basis, np.eye(basis.size, self.size), np.eye(basis.size, other.size)
 
     def product(self, other: "Chebyshev") -> tuple["Chebyshev", np.ndarray, np.ndarray]:
-        """Returns the Chebyshev basis of the sum of two degrees, points, and a matrix from values.
+        """Returns the basis for products of two: Chebyshev polynomials of the sum of their degrees.
 
         Args:
           other: basis on the same interval.

@@ -125,7 +125,7 @@ class Request:
         self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
-        """Removes a request that has ended from the disk blocks that it used."""
+        """Removes an ended read or write request from the extents that it held."""
         for slot in self.slots:
             if slot.writer is self:
                 slot.writer = None

@@ -228,7 +228,7 @@ class _LayerPasses:
     def last(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, share: Any, sums: PyTree
     ) -> Any:
-        """Computes the loss and the last layer's backward pass, gradients times ``share``."""
+        """Program of the last layer: its loss and backward pass, gradients times ``share``."""
 
         def loss_of(params: PyTree, x: Any) -> jax.Array:
             return split_loss(self._apply(params, x, batch, key))[0]
