@@ -425,19 +425,19 @@ def test_one_wrong_cell_at_an_edge_is_among_the_rarest_patterns(layout, rng):
     wrong = grid.digits(sides[side][[side.sum() // 2]])
     values[tuple(wrong.T)] = 0
     train = [np.asarray(c) for c in tt.from_dense(values, tol=1e-10).cores]
-    cells = edge_patterns.rare_cells(train, np.array(grid.shape), 0.5)
+    cells = edge_patterns.rare_cells(train, np.array(grid.shape), 0.5, 1)[0]
     place = np.flatnonzero((cells == wrong).all(axis=1))
     assert place.size == 1
     assert place[0] < 200
     assert len(np.unique(cells, axis=0)) == len(cells)
-    assert not len(edge_patterns.rare_cells(train, np.array(grid.shape), 2.0))
+    assert not len(edge_patterns.rare_cells(train, np.array(grid.shape), 2.0, 1)[0])
 
 
 def test_few_patterns_are_looked_at_in_large_trains_or_other_modes():
     ones = [np.ones((1, 2, 1))] * 24
-    assert edge_patterns.rare_cells(ones, np.full(24, 2), 0.5).shape == (0, 24)
+    assert edge_patterns.rare_cells(ones, np.full(24, 2), 0.5, 9)[0].shape == (0, 24)
     step = [np.arange(5.0).reshape(1, 5, 1)]
-    assert edge_patterns.rare_cells(step, np.array([5]), 0.5).shape == (0, 1)
+    assert edge_patterns.rare_cells(step, np.array([5]), 0.5, 9)[1].shape == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -21,17 +21,24 @@ _MOST_ENTRIES, _MOST_CELLS = 1 << 21, 1 << 18
 # its pattern is made of, by the number of coordinates.
 _COORDINATES = 4
 _BESIDE = {1: 2, 2: 2, 3: 1, 4: 1}
+# Cells around a tip, on each side, at which f is looked at.
+_AROUND = {1: 4, 2: 4, 3: 2, 4: 1}
 
 
-def rare_cells(cores: Cores, sizes: np.ndarray, least: float) -> np.ndarray:
+def rare_cells(
+    cores: Cores, sizes: np.ndarray, least: float, tips: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Finds the cells at edges of a small train of `cross`, those with the rarest patterns first.
 
     Args:
       sizes: (d,) mode sizes: binary digits, or fused ones of 2 or 3 coordinates.
       least: jumps up to here are no edges.
+      tips: number of cells, those that differ from most others beside them, around which to look:
+        beyond the tip of an acute corner lie single cells that are apart from the rest.
 
     Returns:
-      (m, d) multi-indices; none if the train has too many entries, or too many at edges.
+      (m, d) multi-indices; none if the train has too many entries, or too many at edges. And those
+      around tips.
 
     Example:
       >>> import numpy as np
@@ -39,32 +46,30 @@ def rare_cells(cores: Cores, sizes: np.ndarray, least: float) -> np.ndarray:
       >>> square = 1.0 * ((x < 9) & (y < 9))
       >>> square[8, 4] = 0.0
       >>> q, r = np.linalg.qr(square.reshape(4, 4, 4, 4).transpose(0, 2, 1, 3).reshape(16, 16))
-      >>> found = rare_cells([q[None], r[:, :, None]], np.array([2] * 2), 0.5)
-      >>> len(found)
-      0
+      >>> sizes = np.array([16, 16])
+      >>> [len(x) for x in rare_cells([q[None], r[:, :, None]], sizes, 0.5, 1)]
+      [0, 0]
     """
     digits = Digits(sizes)
+    none = np.empty((0, len(sizes)), np.int64)
     if (digits.sizes != 2).any() or math.prod(sizes.tolist()) > _MOST_ENTRIES:
-        return np.empty((0, len(sizes)), np.int64)
+        return none, none
     values = merge(cores[: len(sizes)])[0]
     values = (values @ cores[-1][:, :, 0] if len(cores) > len(sizes) else values)[:, :]
     layouts = _layouts(len(digits.sizes), int(sizes[0]) if len(set(sizes.tolist())) == 1 else 2)
     counts = [np.count_nonzero(_at_edges(_arranged(values, x), least)) for x in layouts]
     order = layouts[int(np.argmin(counts))]
     if not 0 < min(counts) <= _MOST_CELLS:
-        return np.empty((0, len(sizes)), np.int64)
+        return none, none
     grid = _arranged(values, order)
     cells = np.argwhere(_at_edges(grid, least))
-    codes = _codes(grid, cells, least)
+    codes, differing = _codes(grid, cells, least)
     _, inverse, met = np.unique(codes, return_inverse=True, return_counts=True)
-    cells = cells[np.argsort(met[inverse], kind="stable")]
-    bits = [
-        (cells[:, k, None] >> np.arange(len(places) - 1, -1, -1)) & 1
-        for k, places in enumerate(order)
-    ]
-    out = np.empty((len(cells), len(digits.sizes)), np.int64)
-    out[:, np.concatenate(order)] = np.concatenate(bits, axis=1)
-    return digits.join(out)
+    rare = cells[np.argsort(met[inverse], kind="stable")]
+    tip = cells[np.argsort(-differing, kind="stable")[:tips]]
+    around = tip[:, None] + _steps(len(order), _AROUND)
+    around = np.clip(around, 0, np.array(grid.shape[:-1]) - 1).reshape(-1, len(order))
+    return digits.join(_split(rare, order)), digits.join(_split(around, order))
 
 
 def _layouts(digits: int, size: int) -> list[list[np.ndarray]]:
@@ -97,15 +102,29 @@ def _at_edges(grid: np.ndarray, least: float) -> np.ndarray:
     return out
 
 
-def _codes(grid: np.ndarray, cells: np.ndarray, least: float) -> np.ndarray:
-    """Encodes which cells around those at edges of a train differ from them by a jump."""
-    dims = cells.shape[1]
-    beside = _BESIDE[dims]
-    steps = [s for s in itertools.product(range(-beside, beside + 1), repeat=dims) if any(s)]
+def _split(cells: np.ndarray, order: list[np.ndarray]) -> np.ndarray:
+    """Splits coordinates of cells at jumps (m, dims) into the binary digits of a train."""
+    out = np.empty((len(cells), sum(map(len, order))), np.int64)
+    for k, places in enumerate(order):
+        out[:, places] = (cells[:, k, None] >> np.arange(len(places) - 1, -1, -1)) & 1
+    return out
+
+
+def _steps(dims: int, beside: dict[int, int]) -> np.ndarray:
+    """Lists the steps to cells around one at a jump, so many on each side along coordinates."""
+    one_way = range(-beside[dims], beside[dims] + 1)
+    return np.array([s for s in itertools.product(one_way, repeat=dims) if any(s)])
+
+
+def _codes(grid: np.ndarray, cells: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes which cells around those at edges of a train differ from them by a jump; counts."""
+    steps = _steps(cells.shape[1], _BESIDE)
     here, last = grid[tuple(cells.T)], np.array(grid.shape[:-1]) - 1
     weights = np.random.default_rng(0).integers(1, 1 << 62, len(steps))
-    codes = np.zeros(len(cells), np.int64)
+    codes, count = np.zeros((2, len(cells)), np.int64)
     for step, weight in zip(steps, weights, strict=True):
         there = grid[tuple(np.clip(cells + step, 0, last).T)]
-        codes += weight * (np.abs(there - here) > least).any(axis=1)  # a hash: sums may wrap
-    return codes
+        differs = (np.abs(there - here) > least).any(axis=1)
+        codes += weight * differs  # a hash: sums may wrap
+        count += differs
+    return codes, count

@@ -28,7 +28,9 @@ _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
 # Most entries at edges from which these are followed to the next ones.
 _FOLLOWED = 2000
 # Entries at rare patterns of jumps that are looked at: one for so many evaluations, or so many.
+# And cells whose surroundings are looked at, 80 to 124 entries each.
 _RARE, _LEAST_RARE = 50, 200
+_TIPS, _LEAST_TIPS = 4000, 4
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
@@ -169,16 +171,17 @@ class GlobalSearch:
         return np.unique(along(cores, points, sizes, least, self._rng), axis=0)
 
     def rare(self, cores: Cores, least: float) -> np.ndarray:
-        """Returns multi-indices at rare patterns of jumps in a train, and known ones at any jump.
+        """Returns entries at rare patterns of jumps, around tips, and all known ones at jumps.
 
         Args:
           least: jumps up to here are left alone.
         """
         sizes = np.array(self._oracle.shape[: self._held.index.shape[1]])
-        cells = rare_cells(cores, sizes, least)
+        spent = self._oracle.evaluations
+        cells, around = rare_cells(cores, sizes, least, max(_LEAST_TIPS, spent // _TIPS))
         known = self._oracle.known(cells)
-        most = max(_LEAST_RARE, self._oracle.evaluations // _RARE)
-        return np.concatenate([cells[known], cells[~known][:most]])
+        most = max(_LEAST_RARE, spent // _RARE)
+        return np.unique(np.concatenate([cells[known], cells[~known][:most], around]), axis=0)
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.
