@@ -21,6 +21,8 @@ _MOST_ENTRIES, _MOST_CELLS = 1 << 21, 1 << 18
 # its pattern is made of, by the number of coordinates.
 _COORDINATES = 4
 _BESIDE = {1: 2, 2: 2, 3: 1, 4: 1}
+# A cell is at a tip if it differs from this part of those around it: more than at right angles.
+_TIP = 0.7
 # Cells around a tip, on each side, at which f is looked at.
 _AROUND = {1: 4, 2: 4, 3: 2, 4: 1}
 
@@ -33,7 +35,7 @@ def rare_cells(
     Args:
       sizes: (d,) mode sizes: binary digits, or fused ones of 2 or 3 coordinates.
       least: jumps up to here are no edges.
-      tips: number of cells, those that differ from most others beside them, around which to look:
+      tips: most cells, which differ from nearly all others beside them, around which to look:
         beyond the tip of an acute corner lie single cells that are apart from the rest.
 
     Returns:
@@ -66,7 +68,8 @@ def rare_cells(
     codes, differing = _codes(grid, cells, least)
     _, inverse, met = np.unique(codes, return_inverse=True, return_counts=True)
     rare = cells[np.argsort(met[inverse], kind="stable")]
-    tip = cells[np.argsort(-differing, kind="stable")[:tips]]
+    most = np.argsort(-differing, kind="stable")[:tips]
+    tip = cells[most[differing[most] >= _TIP]]
     around = tip[:, None] + _steps(len(order), _AROUND)
     around = np.clip(around, 0, np.array(grid.shape[:-1]) - 1).reshape(-1, len(order))
     return digits.join(_split(rare, order)), digits.join(_split(around, order))
@@ -117,14 +120,14 @@ def _steps(dims: int, beside: dict[int, int]) -> np.ndarray:
 
 
 def _codes(grid: np.ndarray, cells: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes which cells around those at edges of a train differ from them by a jump; counts."""
+    """Encodes which cells around those at edges of a train differ from them by a jump; and how many."""
     steps = _steps(cells.shape[1], _BESIDE)
     here, last = grid[tuple(cells.T)], np.array(grid.shape[:-1]) - 1
     weights = np.random.default_rng(0).integers(1, 1 << 62, len(steps))
-    codes, count = np.zeros((2, len(cells)), np.int64)
+    codes, count = np.zeros(len(cells), np.int64), np.zeros(len(cells))
     for step, weight in zip(steps, weights, strict=True):
         there = grid[tuple(np.clip(cells + step, 0, last).T)]
         differs = (np.abs(there - here) > least).any(axis=1)
         codes += weight * differs  # a hash: sums may wrap
         count += differs
-    return codes, count
+    return codes, count / len(steps)

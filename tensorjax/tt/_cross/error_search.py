@@ -27,10 +27,10 @@ _LINES, _FEW_LINES = 1000, 100
 _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
 # Most entries at edges from which these are followed to the next ones.
 _FOLLOWED = 2000
-# Entries at rare patterns of jumps that are looked at: one for so many evaluations, or so many.
-# And cells whose surroundings are looked at, 80 to 124 entries each.
-_RARE, _LEAST_RARE = 50, 200
-_TIPS, _LEAST_TIPS = 4000, 4
+# Entries at rare patterns of jumps, and around tips, that are looked at: one for so many
+# evaluations, or so many at least; and most tips.
+_RARE, _TIP, _LEAST_RARE = 50, 10, 200
+_TIPS = 300
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
@@ -178,10 +178,11 @@ class GlobalSearch:
         """
         sizes = np.array(self._oracle.shape[: self._held.index.shape[1]])
         spent = self._oracle.evaluations
-        cells, around = rare_cells(cores, sizes, least, max(_LEAST_TIPS, spent // _TIPS))
-        known = self._oracle.known(cells)
-        most = max(_LEAST_RARE, spent // _RARE)
-        return np.unique(np.concatenate([cells[known], cells[~known][:most], around]), axis=0)
+        parts = []
+        for cells, part in zip(rare_cells(cores, sizes, least, _TIPS), (_RARE, _TIP), strict=True):
+            known = self._oracle.known(cells)
+            parts += [cells[known], cells[~known][: max(_LEAST_RARE, spent // part)]]
+        return np.unique(np.concatenate(parts), axis=0)
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.

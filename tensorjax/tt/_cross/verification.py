@@ -107,6 +107,16 @@ class Verification:
             return None if self._wrong_above(self._fit.current()) else status
         return status
 
+    def grows(self) -> bool:
+        """Verifies a train of `cross` whose search stalled beside the cells at its edges, on digits.
+
+        Returns:
+          Whether it was wrong there; entries where it was are pivots now.
+        """
+        if not (self._many and self._search.fine):
+            return False
+        return self._wrong_at_rare(self._fit.current())
+
     def _verdict(self, level: float) -> Status | None:
         """Verifies that a cross approximation converged, by its held-out and other entries."""
         fit, held = self._fit, self._fit.held
