@@ -120,7 +120,7 @@ def _steps(dims: int, beside: dict[int, int]) -> np.ndarray:
 
 
 def _codes(grid: np.ndarray, cells: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes which cells around those at edges of a train differ from them by a jump; and how many."""
+    """Encodes which cells around those at edges of a train differ from them; and what part."""
     steps = _steps(cells.shape[1], _BESIDE)
     here, last = grid[tuple(cells.T)], np.array(grid.shape[:-1]) - 1
     weights = np.random.default_rng(0).integers(1, 1 << 62, len(steps))

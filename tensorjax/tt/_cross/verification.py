@@ -108,7 +108,7 @@ class Verification:
         return status
 
     def grows(self) -> bool:
-        """Verifies a train of `cross` whose search stalled beside the cells at its edges, on digits.
+        """Verifies, on digits, a stalled train of `cross` beside the cells at its edges.
 
         Returns:
           Whether it was wrong there; entries where it was are pivots now.
