@@ -175,12 +175,11 @@ def held(name: str, tree: Any, *, host: bool = False) -> None:
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
     out of which a format is made, JAX rounds by its own rule: those are not concerned. Arrays of
-    NumPy are where ``host`` says so.
+    NumPy are where ``host`` says so: functions that stay on the host take them in any dtype.
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
     for leaf in jax.tree.leaves(tree):
-        # NumPy's own stay on the host with scalars, in double precision whatever JAX's mode is.
         if (host or not isinstance(leaf, np.ndarray)) and getattr(leaf, "dtype", None) in _NARROW:
             available(name, leaf.dtype)
 

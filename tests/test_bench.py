@@ -394,6 +394,14 @@ def test_peers_of_drawn_shapes_count_where_they_are_accurate() -> None:
     assert row["error / allowed"] <= 1
 
 
+@pytest.mark.parametrize("dtype", sorted(set(_drawn.DTYPES)))
+def test_rows_of_every_drawn_dtype_are_projected(dtype: str) -> None:
+    with jax.enable_x64(True):
+        jobs = list(_shapes.sketch_jobs(np.random.default_rng(3), dtype, 3e4))
+        assert len(jobs) == 2
+        assert all(job.ours().shape[1] == 24 for job in jobs)
+
+
 def test_a_summary_counts_what_is_slow_or_wrong() -> None:
     common = {"group": "TT-SVD", "first ms": 4e3, "ours ms": 1e3}
     rows = [common | {"ours / other": r, "error / allowed": e} for r, e in ((1.5, 2.0), (0.5, 0.5))]

@@ -9,8 +9,10 @@ import pytest
 
 from experiments.bench import _drawn, _plain
 from tensorjax import _native, sketch, tt, tucker
+from tensorjax.linalg import _qr
 from tensorjax.linalg._subspaces import subspaces_on_host
 from tensorjax.sketch import _apply
+from tensorjax.tt._tt_svd import tt_svd_on_host
 from tensorjax.tt._tt_svd.small_arrays import compiled_tt_svd
 
 built = pytest.mark.skipif(bool(_native.status()), reason="C++ is not built")
@@ -114,3 +116,44 @@ def test_strips_add_up_to_the_product_of_all_columns():
         _apply._times_transpose(x, w, out)
         want = x.astype(float) @ w.astype(float).T
         assert np.linalg.norm(out - want) <= 1e-6 * np.linalg.norm(want), (rows, features)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_columns_of_full_rank_are_orthonormalised_by_the_gram_matrix_at_hand(dtype, monkeypatch):
+    rng = np.random.default_rng(np.dtype(dtype).num)
+    for _ in range(3):
+        n = int(rng.integers(40, 90))
+        a = _drawn.normal(rng, (n * int(rng.integers(10, 30)), n), dtype)
+        calls = []
+        gram = _qr.host_gram
+        monkeypatch.setattr(_qr, "host_gram", lambda *x, **y: calls.append(1) or gram(*x, **y))  # noqa: B023
+        asked = subspaces_on_host.Asked(share=1e-8, whole=True)
+        found = subspaces_on_host.leading(a, asked, right=True)
+        assert found.energies is None
+        q, r = subspaces_on_host.columns_split(a, found, dtype)
+        assert not calls
+        monkeypatch.undo()
+        assert np.linalg.norm(q.conj().T @ q - np.eye(n)) <= 50 * np.finfo(dtype).eps * n
+        assert np.linalg.norm(q @ r - a) <= 50 * np.finfo(dtype).eps * np.linalg.norm(a)
+
+
+def test_nearly_square_unfoldings_of_several_modes_are_cut_on_the_left():
+    """What is cut on the right is made orthonormal once more, which takes as long as the cut."""
+    rng = np.random.default_rng(5)
+    for _ in range(10):
+        m = int(rng.integers(25, 40))
+        shape = (m, m + int(rng.integers(3)), m, m)
+        cut = tt_svd_on_host._next_cut(1, shape, 1, 2 * m)
+        assert not cut.right, shape
+
+
+@built
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_real_arrays_of_sides_up_to_256_take_one_call_of_cpp(dtype):
+    rng = np.random.default_rng(np.dtype(dtype).num)
+    for _ in range(3):
+        shape = (int(rng.integers(100, 250)), int(rng.integers(150, 250)), int(rng.integers(6, 9)))
+        x, tol = _drawn.normal(rng, shape, dtype), 1e-3
+        cores = compiled_tt_svd(x, tol**2 / 2)
+        assert cores is not None, shape
+        assert _distance(x, _drawn.dense(cores)) <= tol

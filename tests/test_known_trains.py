@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _native, _placement, _transfer, sketch, tt
+from tensorjax import _native, _placement, _transfer, mera, sketch, tt, tucker
 from tensorjax._kernels import first_calls, train_signatures
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -336,3 +336,46 @@ def test_rows_of_a_map_are_looked_at_again_where_they_differ() -> None:
         sketch.apply(p, x[:, :7])
     committed = jax.device_put(x, jax.devices()[0])
     np.testing.assert_allclose(sketch.apply(p, committed), first, rtol=1e-5, atol=1e-6)
+
+
+KINDS = ("TT", "complex TT", "TTMatrix", "Tucker", "MERA")
+
+
+def host_tensor(kind, key):
+    """Draws a tensor of a format in 64 bits, whose arrays are NumPy's."""
+    dtype = np.complex128 if kind == "complex TT" else np.float64
+    if kind == "TTMatrix":
+        out = tt.random_matrix(key, (3, 2), (2, 4), rank=2, dtype=dtype)
+    elif kind == "MERA":
+        out = mera.random(key, (2,) * 4, 2, dtype=dtype)
+    else:
+        out = tt.random(key, (3, 4, 2), rank=2, dtype=dtype)
+    if kind == "Tucker":
+        out = tucker.from_dense(tt.to_dense(out), rank=2)
+    return jax.tree.map(np.asarray, out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_operators_refuse_numpy_arrays_of_64_bits_without_x64(kind):
+    """A tensor that was made, or pickled, with x64 on meets one error with it off, of any format.
+
+    Results in 64 bits, or rounded to 32 by JAX, passed silently before.
+    """
+    t = host_tensor(kind, jax.random.key(5))
+    module = {"Tucker": tucker, "MERA": mera}.get(kind, tt)
+    calls = [
+        lambda t: 2 * t, lambda t: t / 3, lambda t: -t, lambda t: t.dtype.type(0.5) * t,
+        module.norm, module.to_dense, lambda t: module.inner(t, t),
+    ]  # fmt: skip
+    if kind != "MERA":
+        calls += [lambda t: t + t, lambda t: t - t, lambda t: 0 + t, lambda t: t + 1]
+        calls += [lambda t: module.scale(t, 2.0), lambda t: t * 1e30]
+    if kind not in ("MERA", "TTMatrix"):
+        calls.append(lambda t: t * t)
+    t = pickle.loads(pickle.dumps(t))
+    with jax.enable_x64(False):
+        for call in calls:
+            with pytest.raises(TypeError, match="while jax_enable_x64 is off"):
+                call(t)
+    for call in calls:
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(call(t)))

@@ -477,6 +477,21 @@ def test_bad_batches_and_optimisers_are_named() -> None:
         trainer.step(cases.batch(0))
 
 
+def test_masks_and_labels_of_the_whole_model_are_named() -> None:
+    params = cases.params()
+    by_group = {name: name.startswith("block") for name in params}
+    by_leaf = jax.tree.map(lambda x: np.ndim(x) > 1, params)
+    labels = jax.tree.map(lambda yes: "yes" if yes else "no", by_group)
+    for optimizer in (
+        optax.masked(optax.adam(0.1), by_group),
+        optax.chain(optax.masked(optax.add_decayed_weights(0.1), by_leaf), optax.sgd(0.1)),
+        optax.adamw(0.1, mask=by_leaf),
+        optax.partition({"yes": optax.sgd(0.1), "no": optax.set_to_zero()}, labels),
+    ):
+        with pytest.raises(ValueError, match=r"for each group by itself.*functions of the param"):
+            offload.Trainer(cases.layers(), params, optimizer)
+
+
 # Numbers that are not finite.
 
 

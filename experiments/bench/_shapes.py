@@ -347,6 +347,7 @@ def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterato
     """Yields jobs of projecting drawn rows to 24 features: by a dense matrix, and by a train."""
     features = int(np.exp(rng.uniform(math.log(200), math.log(min(largest / 10, 3e5)))))
     rows = max(1, int(min(1000, largest / 3 / features)))
+    dtype = str(np.finfo(dtype).dtype)  # random maps are real
     x = _drawn.normal(rng, (rows, features), dtype)
     dense = sketch.gaussian(jax.random.key(0), features, 24, dtype=x.dtype)
     matrix = _drawn.normal(rng, (features, 24), dtype)

@@ -87,6 +87,7 @@ class Summable(Scalable):
     def __add__(self, other: Self | Scalar) -> Self:
         if is_scalar(other):
             if _is_zero(other):  # as sum() begins with: a constant of zeros would only add to ranks
+                _check.held("x", self, host=True)
                 return self._carry(lambda a: a, promoted(self.dtype, other))
             other = self._constant(other)
         return (
@@ -210,8 +211,8 @@ def multiplied(x: Any, factor: Any) -> Any:
         got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
         kind = ValueError if shape else TypeError
         raise kind(f"factor: expected a scalar, a number or an array of shape (), got {got}")
+    _check.held("x", x, host=True)
     dtype = promoted(x.dtype, factor)
-    _check.held("x", x)
     number, exponent = _prepared(factor, dtype)
     if isinstance(number, float | complex) and abs(number) == math.inf:
         raise ValueError(
@@ -318,8 +319,8 @@ def divided(x: Any, divisor: Any) -> Any:
             f"expected a divisor that is not zero, got {divisor!r}; the entries of a "
             f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
         )
+    _check.held("x", x, host=True)
     dtype = promoted(x.dtype, divisor)
-    _check.held("x", x)
     number, exponent = _prepared(divisor, dtype)
     if exponent:
         number, exponent = 2 * number, exponent - 1  # above one: no quotient overflows

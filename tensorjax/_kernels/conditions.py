@@ -52,6 +52,8 @@ SMALL_MODES, SIDES = 2**18, 64
 MODEST_ARRAY = 2**20
 # Elements of all cores up to which trains are rounded by QR and SVD, in few calls of NumPy.
 SMALL_TRAIN = 2**15
+# The same of complex trains, whose Gram matrices are by NumPy.
+SMALL_COMPLEX_TRAIN = 2**17
 # Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
 # one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
 # program makes larger ones.
@@ -59,8 +61,8 @@ MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 150, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
-# The same of complex trains, whose rows C++ multiplies and adds up one by one.
-MOST_COMPLEX = 2**19
+# The same of complex trains, of which C++ makes four real products for each complex one.
+MOST_COMPLEX = 2**23
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -185,6 +187,11 @@ def real(arrays: Arrays, facts: Facts) -> bool:
 @condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].dtype in accepted_arrays.GRAM_DTYPES
+
+
+@condition("complex numbers", "XLA multiplies their matrices in two to three times a BLAS's time")
+def complex_entries(arrays: Arrays, facts: Facts) -> bool:
+    return facts["dtype"].kind == "c"
 
 
 @condition("all float64", "C++ is written for this type")
@@ -316,12 +323,13 @@ def modest_array(arrays: Arrays, facts: Facts) -> bool:
 
 
 @condition(
-    f"at most {power(SMALL_TRAIN)} elements in all cores",
+    f"at most {power(SMALL_TRAIN)} elements in all cores, {power(SMALL_COMPLEX_TRAIN)} if complex",
     "calls of NumPy are what small trains cost: QR and SVD are two a core, Gram matrices ten",
     CORE_BENCH + "shapes",
 )
 def small_train(arrays: Arrays, facts: Facts) -> bool:
-    return sum([c.size for c in arrays]) <= SMALL_TRAIN
+    most = SMALL_COMPLEX_TRAIN if arrays[0].dtype.kind == "c" else SMALL_TRAIN
+    return sum([c.size for c in arrays]) <= most
 
 
 @condition("two modes or more", "one mode has no bond")
@@ -471,7 +479,7 @@ few_products = Condition(
         or not facts["tame"]()
     ),
     "C++ computes in double precision, of which a processor does half as much, and complex numbers "
-    "row by row; programs do not look at the sizes of all cores",
+    "as real ones; programs do not look at the sizes of all cores",
     CORE_BENCH + "shapes",
 )
 

@@ -11,16 +11,8 @@
 
 namespace tensorjax {
 
-// Row (re, im) += c times row `from`, of `ld` numbers each part.
-inline void add_row(Complex c, const double* from, double* to, long ld) {
-  for (long j = 0; j < ld; j++) {
-    to[j] += c.re * from[j] - c.im * from[ld + j];
-    to[ld + j] += c.re * from[ld + j] + c.im * from[j];
-  }
-}
-
-// By a sweep from the left. The matrix that is carried has rows as in complex_rows.h, so that their
-// sums fill vectors. `R` is the precision of the cores.
+// By a sweep from the left. The matrix that is carried has rows as in complex_rows.h, so that products
+// are those of real matrices: two of them, one for each part of the left factor. `R` is the precision of the cores.
 template <class R>
 class ComplexOverlap {
  public:
@@ -48,9 +40,11 @@ class ComplexOverlap {
       const long p = x_.r[k], q = y_.r[k], n = x_.n[k], s = x_.r[k + 1], t = y_.r[k + 1];
       int up = 0, down = 0;
       if (scaled) up = exponent_of(xs_[k], p * n * s), down = exponent_of(ys_[k], q * n * t);
-      left_.resize(p * n * s);
-      for (long i = 0; i < p * n * s; i++)
-        left_[i] = {part(xs_[k][i].re, up), -part(xs_[k][i].im, up)};
+      left_re_.resize(p * n * s), left_im_.resize(p * n * s);
+      for (long i = 0; i < p * n * s; i++) {
+        left_re_[i] = part(xs_[k][i].re, up);
+        left_im_[i] = -part(xs_[k][i].im, up);
+      }
       pass(k, down);
       double most = 0;
       for (const double x : next_) most = std::max(most, std::abs(x));
@@ -75,7 +69,7 @@ class ComplexOverlap {
     const long ld = padded(t), wide = padded(q);
     right_.assign(q * 2 * ld, 0.0);
     next_.assign(s * 2 * ld, 0.0);
-    image_.resize(2 * ld);
+    image_.resize(p * 2 * ld);
     for (long i = 0; i < n; i++) {
       for (long b = 0; b < q; b++) {
         const ComplexOf<R>* from = ys_[k] + (b * n + i) * t;
@@ -83,21 +77,28 @@ class ComplexOverlap {
         for (long j = 0; j < t; j++) to[j] = part(from[j].re, down);
         for (long j = 0; j < t; j++) to[ld + j] = part(from[j].im, down);
       }
-      for (long a = 0; a < p; a++) {
-        const double* row = side_.data() + a * 2 * wide;
-        std::fill(image_.begin(), image_.end(), 0.0);
-        for (long b = 0; b < q; b++)
-          add_row({row[b], row[wide + b]}, right_.data() + b * 2 * ld, image_.data(), ld);
-        const Complex* factor = left_.data() + (a * n + i) * s;
-        for (long c = 0; c < s; c++) add_row(factor[c], image_.data(), next_.data() + c * 2 * ld, ld);
-      }
+      const double *side = side_.data(), *re = left_re_.data() + i * s, *im = left_im_.data() + i * s;
+      product(p, q, ld, side, side + wide, 2 * wide, 1, right_, &image_, false);
+      product(s, p, ld, re, im, 1, n * s, image_, &next_, true);
     }
+  }
+
+  // C = A B or C += A B, B (depth × ld) of rows as in complex_rows.h, A of parts of any strides.
+  void product(long rows, long depth, long ld, const double* re, const double* im, long row,
+               long column, const Numbers& b, Numbers* c, bool add) {
+    turned_.resize(depth * 2 * ld);  // i B
+    for (long k = 0; k < depth * 2 * ld; k += 2 * ld)
+      for (long j = 0; j < ld; j++) turned_[k + j] = -b[k + ld + j], turned_[k + ld + j] = b[k + j];
+    times(rows, 2 * ld, depth, re, row, column, b.data(), 2 * ld, c->data(), 2 * ld, panel_.data(),
+          false, add);
+    times(rows, 2 * ld, depth, im, row, column, turned_.data(), 2 * ld, c->data(), 2 * ld,
+          panel_.data(), false, true);
   }
 
   const Train &x_, &y_;
   const Cores &xs_, &ys_;
-  Numbers side_, next_, right_, image_;
-  std::vector<Complex> left_;
+  Numbers side_, next_, right_, image_, turned_, left_re_, left_im_;
+  Numbers panel_ = Numbers(3 * kLanes * kDepth);
 };
 
 }  // namespace tensorjax

@@ -20,7 +20,7 @@ class Entries {
   Entries(const std::vector<long>& modes, const std::vector<long>& ranks, const T* const* cores)
       : modes_(modes), ranks_(ranks), cores_(cores) {
     const long widest = *std::max_element(ranks.begin(), ranks.end());
-    v_.resize(kParts * widest), w_.resize(kParts * widest);
+    v_.resize(kParts * widest), w_.resize(kParts * widest), turned_.resize(kParts * widest);
   }
 
   // The entry at a multi-index, to `out`; false where an index is out of range.
@@ -67,28 +67,28 @@ class Entries {
   // W = V times the i-th matrix of core k; returns the size of the largest part.
   double times(size_t k, long i) {
     const long r = ranks_[k], n = modes_[k], s = ranks_[k + 1];
-    double* w = w_.data();
+    double *w = w_.data(), *turned = turned_.data();
     std::fill(w, w + kParts * s, 0.0);
+    if (kParts == 2) std::fill(turned, turned + kParts * s, 0.0);
     for (long a = 0; a < r; a++) {
       const T* row = cores_[k] + kParts * (a * n + i) * s;
       const double x = v_[kParts * a];
       if constexpr (kParts == 1) {
         for (long j = 0; j < s; j++) w[j] += x * row[j];
-      } else {
+      } else {  // x row and y row apart: nothing is exchanged within the sums
         const double y = v_[2 * a + 1];
-        for (long j = 0; j < s; j++) {
-          const double re = row[2 * j], im = row[2 * j + 1];
-          w[2 * j] += x * re - y * im;
-          w[2 * j + 1] += x * im + y * re;
-        }
+        for (long j = 0; j < 2 * s; j++) w[j] += x * row[j];
+        for (long j = 0; j < 2 * s; j++) turned[j] += y * row[j];
       }
     }
+    if constexpr (kParts == 2)
+      for (long j = 0; j < 2 * s; j += 2) w[j] -= turned[j + 1], w[j + 1] += turned[j];
     return largest(w_, kParts * s);
   }
 
   const std::vector<long>&modes_, &ranks_;
   const T* const* cores_;
-  std::vector<double> v_, w_;
+  std::vector<double> v_, w_, turned_;
 };
 
 }  // namespace tensorjax

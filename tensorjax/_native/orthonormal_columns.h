@@ -29,17 +29,34 @@ class OrthonormalColumns {
   }
 
   // C (rows × columns) = X Y, X (rows × t): all with rows as above.
-  void multiplied(long rows, long t, long columns, const Numbers& x, const Numbers& y, Numbers* c,
-                  bool upper = false) {
+  void multiplied(long rows, long t, long columns, const Numbers& x, const Numbers& y, Numbers* c) {
     const long ld = kParts * padded(t), wide = kParts * padded(columns);
     if (kParts == 1) {
-      times(rows, wide, t, x.data(), ld, 1, y.data(), wide, c->data(), wide, panel_.data(), upper);
+      times(rows, wide, t, x.data(), ld, 1, y.data(), wide, c->data(), wide, panel_.data());
       return;
     }
     const Numbers turned = i_times(y, t, columns);
     times(rows, wide, t, x.data(), ld, 1, y.data(), wide, c->data(), wide, panel_.data());
     times(rows, wide, t, x.data() + padded(t), ld, 1, turned.data(), wide, c->data(), wide,
           panel_.data(), false, true);
+  }
+
+  // Y (rows × t) becomes Y B, B (t × t) upper triangular, some rows at a time: fresh memory for all of
+  // them would take longer than the product.
+  void multiplied_in_place(long rows, long t, const Numbers& b, Numbers* y) {
+    const long wide = kParts * padded(t), step = std::min(rows, kRowsAtOnce);
+    const Numbers turned = kParts == 2 ? i_times(b, t, t) : Numbers();
+    Numbers some(step * wide);
+    for (long i = 0; i < rows; i += step) {
+      const long count = std::min(step, rows - i);
+      double* const from = y->data() + i * wide;
+      times(count, wide, t, from, wide, 1, b.data(), wide, some.data(), wide, panel_.data(),
+            kParts == 1);
+      if (kParts == 2)
+        times(count, wide, t, from + padded(t), wide, 1, turned.data(), wide, some.data(), wide,
+              panel_.data(), false, true);
+      std::copy(some.begin(), some.begin() + count * wide, from);
+    }
   }
 
   // G = YᴴY (t × t), of which the diagonal and what is above it are meant.
@@ -89,7 +106,7 @@ class OrthonormalColumns {
   // its factor is that of G in the same blocks, for the factor of G has a real diagonal.
   void orthonormalise(long rows, long t, Numbers* y, Numbers* r, const S* known) {
     const long wide = kParts * padded(t), side = kParts * t, ld = padded(side);
-    Numbers q(rows * wide), h(side * ld, 0.0), inverse(side * ld), none(side, 0.0), pivots(side);
+    Numbers h(side * ld, 0.0), inverse(side * ld), none(side, 0.0), pivots(side);
     Numbers sizes(t, 1.0), factor(t * wide), back(t * wide);
     Small g(t * t);
     for (int pass = 0; pass < 2; pass++) {
@@ -121,8 +138,7 @@ class OrthonormalColumns {
           factor[i * wide + j] = some ? h[at] * (pass == 0 ? sizes[column] : 1) : 0;
           back[i * wide + j] = some ? inverse[at] / (pass == 0 ? sizes[i] : 1) : 0;
         }
-      multiplied(rows, t, t, *y, back, &q, true);
-      std::swap(*y, q);
+      multiplied_in_place(rows, t, back, y);
       update(t, factor, r, pass > 0);
       if (least > kUpright) return;
     }
@@ -162,6 +178,7 @@ class OrthonormalColumns {
   Numbers panel_ = Numbers(3 * kLanes * kDepth);
 
  private:
+  static constexpr long kRowsAtOnce = 256;
   // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
   // kSafe two.
   static constexpr double kUpright = 0.5, kSafe = 1.5e-6;

@@ -53,7 +53,10 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
       const long wide = join(rows, columns, first + 1, last - 1, 1);
       const long tall = join(n_[last - 1] * right, size / n_[last - 1] / right, last - 2, first, -1);
       long side = std::min(rows, columns), rank = 0;
-      const bool too_long = std::min(rows, columns) >= most_ && tall < most_ && tall * tall <= size;
+      const bool too_long = side >= most_;
+      // Of full rank, longer ones on the right would leave a side as long on the left, in vain.
+      const long beside = size < kLarge ? kMostBesideOfSmall : kMostBeside;
+      if (too_long && !(last - first > 2 && tall < beside && tall * tall <= size)) return false;
       if (last - first > 2 && (too_long || right_first(size, wide, tall, guess, kParts))) {
         side = tall;
         if (!split_right(team, size / tall, tall, &last, &right, ranks)) return false;
@@ -133,7 +136,9 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
   static constexpr long kJoined = kParts == 2 ? 16 : 32;
   static constexpr long kFew = 4, kJoinedToFew = 48;  // the same, where they are joined to so few
   // Longer sides are for random sketches, which what is left gains nothing by below kLarge entries.
-  static constexpr long kMost = 96, kMostOfSmall = 192, kLarge = 1L << 17;
+  // Of real arrays they gain nothing up to more rows: their Gram matrices cost a fourth.
+  static constexpr long kMost = kParts == 2 ? 96 : 256, kMostOfSmall = kParts == 2 ? 192 : 256;
+  static constexpr long kMostBeside = 96, kMostBesideOfSmall = 192, kLarge = 1L << 17;
   static constexpr long kCopiedAtOnce = 1L << 14;  // entries
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
   // Sides from here on are tried for a low rank, of at most two thirds of them; the share of what a
@@ -294,6 +299,17 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
     return y;
   }
 
+  // A in rows as in complex_rows.h, without planes of it first.
+  Numbers rows_of_data(long rows, long columns) {
+    if (!given_) return rows_of_planes(at_, rows, columns);
+    Numbers y(rows * kParts * padded(columns), 0.0);
+    for (long i = 0; i < rows; i++)
+      for (long part = 0; part < kParts; part++)
+        gather(given_ + kParts * i * columns + part, kParts, columns,
+               &y[(i * kParts + part) * padded(columns)]);
+    return y;
+  }
+
   // Writes the core that is left, A (left·n × right), and those on the right: all but the last are
   // made orthonormal, and the norm goes there.
   void norm_to_the_right(long k, long left, long right, int64_t* ranks, T** out) {
@@ -382,7 +398,7 @@ class SmallTTSVD : private OrthonormalColumns<kParts, S> {
         products(t, columns, wide, r.data(), turned.data(), to + t * columns);
       }
     } else {
-      y = rows_of_planes(planes(rows * columns), rows, columns);
+      y = rows_of_data(rows, columns);
       orthonormalise(rows, t, &y, &r, known.data());
       in_planes_again(r, t, columns, b_.of(kParts * t * columns));
     }

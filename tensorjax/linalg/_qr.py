@@ -188,27 +188,35 @@ def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Arra
     return inverse, jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2
 
 
-def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def orthonormalized(a: np.ndarray, gram: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Factorises a NumPy matrix a = q r by Cholesky QR, or by LAPACK's QR if ill-conditioned.
+
+    Args:
+      a: (m, n).
+      gram: its Gram matrix aᴴ a in double precision, if it is known.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
     """
     if a.size < _SHORT or a.shape[0] < 2 * a.shape[1]:
         return qr(a)
-    sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
+    if gram is None:
+        sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
+    else:
+        sizes = np.sqrt(np.real(np.diag(gram)))
     if not sizes.min() > 0:
         return qr(a)
     q, r = a, None
     for scale in (sizes, None):
-        g = host_gram(q, right=True)
+        known = scale is not None and gram is not None
+        g = np.array(gram) if known else host_gram(q, right=True)
         if scale is not None:
             g /= np.outer(scale, scale)
         try:
             lower = np.linalg.cholesky(g)
         except np.linalg.LinAlgError:
             return qr(a)
-        pivot = np.diagonal(lower).real.min()
+        pivot = np.real(np.diag(lower)).min()
         if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
             return qr(a)
         inverse = adjoint(np.linalg.inv(lower))

@@ -301,7 +301,7 @@ def single(name: str, m: Any) -> None:
             f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "
             "convert.tt_to_mera"
         )
-    _check.held(name, m)
+    _check.held(name, m, host=True)
     sites = len(m.layers[-1].isometries) if m.layers else m.top.ndim
     if m.top.ndim != sites:
         raise ValueError(

@@ -170,7 +170,7 @@ def kind(name: str, t: Any) -> None:
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
         )
-    _check.held(name, t)
+    _check.held(name, t, host=True)
 
 
 def one(name: str, t: Any) -> None:

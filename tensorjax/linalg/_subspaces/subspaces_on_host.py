@@ -47,7 +47,7 @@ _BLIND, _HOPEFUL = 0.15, 0.6
 _SAMPLE = 0.06
 # Rows over columns up to which a matrix counts as square: the subspace of its rows costs products
 # for the basis of the columns.
-_SQUARE = 1.1
+SQUARE = 1.1
 # Number of columns on which a sketch is tested first; and the multiple of the allowed energy beyond
 # which a subspace iteration cannot repair it.
 _OTHERS, _HOPELESS = 32, 50
@@ -72,12 +72,14 @@ class Subspace(NamedTuple):
       energies: (r,) squared singular values, descending; None of an identity.
       discarded: energy outside the subspace.
       total: ‖a‖_F².
+      gram: the Gram matrix of an identity, if it has been summed in double precision.
     """
 
     basis: Any
     energies: Any
     discarded: float
     total: float
+    gram: Any = None
 
 
 class Asked(NamedTuple):
@@ -144,7 +146,9 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas_threads.one_thread(len(g) <= _ONE_THREAD):
         if asked.whole and all_needed(g, asked):
-            return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, float(np.trace(g).real))
+            total = float(np.trace(g).real)
+            sharp = None if asked.coarse else g
+            return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, total, sharp)
         w, v = _eigenbasis(g, a.dtype, asked)
     w = np.maximum(w, 0)
     if _too_coarse(w, asked):
@@ -414,14 +418,14 @@ def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarra
 
 def is_tall(matrix: np.ndarray) -> bool:
     """Whether a host matrix has many more rows than columns: right vectors are computed first."""
-    return matrix.shape[0] > _SQUARE * matrix.shape[1]
+    return matrix.shape[0] > SQUARE * matrix.shape[1]
 
 
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
     """Factorises a host matrix a ≈ q r, truncated to a known right singular subspace."""
     basis = found.basis.astype(dtype, copy=False)
     if found.energies is None:
-        return orthonormalized(a)
+        return orthonormalized(a, found.gram)
     q, r = _scaled_columns(times(a, basis), found.energies, a.dtype)
     return q, r @ adjoint(basis)
 

@@ -23,6 +23,7 @@ from tensorjax.linalg._gram import host_energy, host_gram, project
 from tensorjax.linalg._qr import orthonormalized
 from tensorjax.linalg._subspaces.method_choice import Method
 from tensorjax.linalg._subspaces.subspaces_on_host import (
+    SQUARE,
     Asked,
     Subspace,
     all_needed,
@@ -330,7 +331,8 @@ def _candidates(
         ordered = modes[::-1] if towards_right else modes
         for k, n in enumerate(ordered[:-1]):
             side *= n
-            if side * side > size:
+            # A nearly square unfolding is cut from the left: nothing is orthogonalised again.
+            if (side * side * SQUARE >= size) if towards_right else (side * side > SQUARE * size):
                 break
             if side >= _SHORT_SIDE or k == len(ordered) - 2:
                 out.append((_Cut(k + 1, towards_right), side))

@@ -58,6 +58,9 @@ def named(transformation: Any, name: str, params: Any) -> Any:
       transformation: of Optax's form.
       params: shapes and dtypes of the group.
 
+    Raises:
+      ValueError: the transformation fits neither the group nor the mapping of its name to it.
+
     >>> import optax
     >>> def label(params):
     ...     frozen = lambda path, _: "still" if "head" in jax.tree_util.keystr(path) else "moves"
@@ -71,7 +74,16 @@ def named(transformation: Any, name: str, params: Any) -> Any:
     by_name, these = Named(transformation, name), kind(params)
     try:
         found = _traced(by_name, *these)
-    except Exception:
+    except Exception as by_names:
+        try:
+            _traced(transformation, *these)
+        except Exception:
+            raise ValueError(
+                f"optimizer: expected one that can be made for each group by itself, got, for "
+                f"{name!r} with the mapping {{{name!r}: …}}: {by_names}; labels and masks that are "
+                "trees of the whole model fit none, so make them functions of the parameters, such "
+                "as optax.masked(inner, lambda params: ...)"
+            ) from by_names
         return transformation
     try:
         alone = _traced(transformation, *these)
