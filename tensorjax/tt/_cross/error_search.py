@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorjax._cores.contractions import absorb, times_slices
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.tt._cross.edge_patterns import rare_cells
 from tensorjax.tt._cross.held_out_error import HeldOut
 from tensorjax.tt._cross.jumps import Digits, along, edges
 from tensorjax.tt._cross.sampled_function import Oracle
@@ -26,6 +27,10 @@ _LINES, _FEW_LINES = 1000, 100
 _EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
 # Most entries at edges from which these are followed to the next ones.
 _FOLLOWED = 2000
+# Entries at rare patterns of jumps, and around tips, that are looked at: one for so many
+# evaluations, or so many at least; and most tips.
+_RARE, _TIP, _LEAST_RARE = 50, 10, 200
+_TIPS = 300
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
@@ -99,7 +104,8 @@ class GlobalSearch:
           right: right[k] (r, d − k).
         """
         modes = self._held.index.shape[1]
-        count = int(np.clip(self._oracle.evaluations // _NEAR, _LEAST_NEAR, _MOST_NEAR))
+        most = _LEAST_NEAR if self._held.exact(cores) and not self._held.jumps else _MOST_NEAR
+        count = int(np.clip(self._oracle.evaluations // _NEAR, _LEAST_NEAR, most))
         drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
         count = len(drawn)
         random = self.random(count)
@@ -163,6 +169,20 @@ class GlobalSearch:
         points = self._rng.permutation(points)[:_FOLLOWED]
         sizes = np.array(self._oracle.shape[: points.shape[1]])
         return np.unique(along(cores, points, sizes, least, self._rng), axis=0)
+
+    def rare(self, cores: Cores, least: float) -> np.ndarray:
+        """Returns entries at rare patterns of jumps, around tips, and all known ones at jumps.
+
+        Args:
+          least: jumps up to here are left alone.
+        """
+        sizes = np.array(self._oracle.shape[: self._held.index.shape[1]])
+        spent = self._oracle.evaluations
+        parts = []
+        for cells, part in zip(rare_cells(cores, sizes, least, _TIPS), (_RARE, _TIP), strict=True):
+            known = self._oracle.known(cells)
+            parts += [cells[known], cells[~known][: max(_LEAST_RARE, spent // part)]]
+        return np.unique(np.concatenate(parts), axis=0)
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
         """Returns corners of boxes of a tensor, where to search for errors of `cross` inside.

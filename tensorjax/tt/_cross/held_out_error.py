@@ -24,8 +24,9 @@ _SAME_NORM = 2.0
 _MISSED = 3.0
 # Entries that are read in one call where all are: f may need memory for each.
 _READ = 4096
-# Most entries drawn from a train.
-_DRAWN = 500
+# Most entries drawn from a train, and from one that is exact at all random entries: its error is
+# known, and a few show whether it is exact where it is large too.
+_DRAWN, _DRAWN_EXACT = 500, 50
 # Errors at no more than one in so many entries are at few.
 _RARE = 100
 # If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
@@ -171,7 +172,8 @@ class HeldOut:
         if self.all:
             return False
         source = Sampler(cores)
-        asked = min(1 + self.uniform // 2, _DRAWN)
+        most = _DRAWN_EXACT if self.plain and self.exact(cores) and not self.jumps else _DRAWN
+        asked = min(1 + self.uniform // 2, most)
         count = int(min(asked, self._oracle.left // 4))
         if count < min(TELLING, asked):
             return False
@@ -318,7 +320,8 @@ class HeldOut:
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
-            if estimate.error > _FAR * tol:
+            # Infinite where f is zero at these few, as is likely if it is at most entries.
+            if _FAR * tol < estimate.error < math.inf:
                 return estimate
         return self.estimate(cores)
 

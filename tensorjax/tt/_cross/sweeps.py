@@ -33,6 +33,8 @@ _LOST, _SEARCHED = 0.1, 100_000
 # So many times at most a train that met the tolerance may be found wrong at other entries before
 # the search counts as one that makes no progress.
 _SURPRISES = 4
+# So many times at most a search that stalled goes on from new cells of a thin set.
+_GROWTHS = 30
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
@@ -72,6 +74,7 @@ class Search:
         )
         self._verification = Verification(self.fit, self.globally)
         self._last = math.inf  # error when it was last measured
+        self._growths = 0  # times that a search that stalled went on
         self._surprises = 0  # times that a train below the tolerance was found wrong elsewhere
 
     @property
@@ -220,7 +223,9 @@ class Search:
             idle = 0 if added else idle + 1
             full = max(sets.ranks) >= options.max_rank
             if self._stalled(idle) or (full and idle > 1 and level > self.fit.threshold):
-                return "max_rank" if full else "stalled"
+                if full or not self._grown():
+                    return "max_rank" if full else "stalled"
+                idle = 0
             self._lower(level, added / len(bonds), estimate)
         return "max_sweeps"
 
@@ -271,6 +276,17 @@ class Search:
         if spent > _PATIENCE * self.fit.mark[1] + least:
             return True
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
+
+    def _grown(self) -> bool:
+        """Whether the sweeps of `cross`, which stalled, go on from cells beside the set they know.
+
+        A set so thin that random entries do not meet it is known by the cells that led to others.
+        """
+        if self._growths >= _GROWTHS or not self._verification.grows():
+            return False
+        self._growths += 1
+        self.fit.mark = (math.inf, self._oracle.evaluations)
+        return True
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
         """Lowers the residual threshold above which sweeps of `cross` make entries pivots."""

@@ -34,6 +34,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     Cores far from one are scaled by powers of two, so that products of them are in range.
     """
     modes = index.shape[1]
+    cores, index = _used(cores, index)
     cores, exponent = norms_near_one(cores)
     (first, *rest), (leading, *others) = _merged(cores[:modes], index)
     v, powers = first[0, leading], exponent
@@ -44,6 +45,21 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
             powers = powers + e
     v = v @ cores[-1][:, :, 0] if len(cores) > modes else v
     return linalg.scaled(v, powers) if np.any(powers) else v
+
+
+def _used(cores: Cores, index: np.ndarray) -> tuple[Cores, np.ndarray]:
+    """Picks the slices of `cross`'s train that entries use, where modes are longer than batches.
+
+    Norms of cores with a million slices would cost more than all else.
+    """
+    long = [k for k, i in enumerate(index.T) if cores[k].shape[1] > len(i)]
+    if not long:
+        return cores, index
+    cores, index = list(cores), index.copy()
+    for k in long:
+        slices, index[:, k] = np.unique(index[:, k], return_inverse=True)
+        cores[k] = cores[k][:, slices]
+    return cores, index
 
 
 def magnitudes(cores: Cores, index: np.ndarray) -> np.ndarray:

@@ -107,6 +107,16 @@ class Verification:
             return None if self._wrong_above(self._fit.current()) else status
         return status
 
+    def grows(self) -> bool:
+        """Verifies, on digits, a stalled train of `cross` beside the cells at its edges.
+
+        Returns:
+          Whether it was wrong there; entries where it was are pivots now.
+        """
+        if not (self._many and self._search.fine):
+            return False
+        return self._wrong_at_rare(self._fit.current())
+
     def _verdict(self, level: float) -> Status | None:
         """Verifies that a cross approximation converged, by its held-out and other entries."""
         fit, held = self._fit, self._fit.held
@@ -291,7 +301,16 @@ class Verification:
             if self._many and self._wrong_at_edges(cores):
                 self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
                 return True
-        return self._many and self._search.fine and self._wrong_along_edges(cores)
+        if not (self._many and self._search.fine):
+            return False
+        return self._wrong_at_rare(cores) or self._wrong_along_edges(cores)
+
+    def _wrong_at_rare(self, cores: Cores) -> bool:
+        """Verifies a train of `cross` where its edges look as nowhere else; True if wrong there."""
+        wrong = self._found_wrong(cores, self._search.rare(cores, self._least))
+        largest = self._fit.oracle.largest
+        self._surprised = self._surprised or (wrong and self._worst > _JUMP * largest)
+        return wrong
 
     def _wrong_along_edges(self, cores: Cores) -> bool:
         """Verifies a train of `cross` all along the edges that it has; True if wrong there.
