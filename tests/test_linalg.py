@@ -1,7 +1,9 @@
 """Array factorisations: the promise on the error, batches, derivatives, bad input."""
 
 import functools
+import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -289,6 +291,32 @@ def test_the_subspace_has_its_derivative_where_it_is_unique(rng, shape, method):
     for s in ([2, 2, 0, 0], [2, 1, 0, 0], [3, 2, 1, 1], [2, 2, 1, 0.5]):
         a = jnp.asarray(matrix(rng, *shape, np.asarray(s, float), np.complex128))
         check_gradient(jax.jit(projected), a, rng)
+
+
+def tall_shapes(count: int = 6) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(8)
+    widths = rng.integers(1, 64, count)
+    heights = np.maximum(widths, 2 ** rng.uniform(5, 13, count)).astype(int)
+    shapes = [(int(m), int(n)) for m, n in zip(heights, widths, strict=True)]
+    return [*shapes, (3, *shapes[0]), (1, 4096, 24)]
+
+
+@pytest.mark.parametrize("shape", tall_shapes())
+def test_triangles_of_tall_matrices_are_computed_by_small_factorisations(rng, shape):
+    a = normal(rng, shape, np.float32)
+    a[..., shape[-1] // 2] = 0  # as an index that is dead
+    program = jax.jit(linalg.triangle).lower(a).compile()
+    r = np.asarray(program(a), np.float64)
+    gram = np.swapaxes(a, -1, -2).astype(np.float64) @ a
+    assert r.shape == (*shape[:-2], shape[-1], shape[-1])
+    np.testing.assert_array_equal(np.tril(r, -1), 0)
+    np.testing.assert_allclose(np.swapaxes(r, -1, -2) @ r, gram, atol=2e-6 * gram.max())
+    if jax.default_backend() == "cpu":  # larger ones start threads that go on spinning
+        calls = [x for x in program.as_text().splitlines() if '"lapack_sgeqrf' in x]
+        found = [re.findall(r"= \(f32\[([\d,]+)\]", line)[0].split(",") for line in calls]
+        sizes = [math.prod(map(int, dims[-2:])) for dims in found]
+        assert sizes
+        assert max(sizes) <= 2**13
 
 
 def degenerate(m: int, n: int) -> dict[str, np.ndarray]:

@@ -36,6 +36,9 @@ from tensorjax.linalg._gram import host_gram
 _UPRIGHT = 0.5
 # Smaller matrices go to Householder's QR.
 _SHORT = 2**13
+# Entries of a matrix that LAPACK on a CPU factors within one thread: OpenBLAS starts its others
+# from 8192 (of a rank-one update) or 9216 (of a product with a vector) on.
+_ONE_THREAD = 2**13
 
 
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
@@ -139,7 +142,34 @@ def triangle(a: Array) -> Array:
 
 @jax.custom_jvp
 def _triangle(a: jax.Array) -> jax.Array:
+    m, n = a.shape[-2:]
+    exact = isinstance(m, int) and isinstance(n, int)  # and not symbolic
+    if not exact or m * n <= _ONE_THREAD or 2 * n * n > _ONE_THREAD:
+        return _householder_triangle(a)
+    return lax.platform_dependent(a, cpu=_triangle_by_blocks, default=_householder_triangle)
+
+
+def _householder_triangle(a: jax.Array) -> jax.Array:
     return jnp.linalg.qr(a, mode="r")
+
+
+def _triangle_by_blocks(a: jax.Array) -> jax.Array:
+    """Computes the triangle of a tall matrix by QR of blocks of rows, then of their triangles.
+
+    XLA takes LAPACK from SciPy, whose threads go on spinning for 30 ms after every call: on two
+    cores the triangle of 1472 × 23 took 31 ms of processor time and 2.7 ms, by blocks 0.6 ms.
+
+    Source: Demmel, Grigori, Hoemmen, Langou, "Communication-optimal parallel and sequential QR and
+    LU factorizations", SIAM J. Sci. Comput. 34 (2012).
+    """
+    *batch, _, n = a.shape
+    rows = _ONE_THREAD // n
+    while (m := a.shape[-2]) > rows:
+        blocks = -(-m // rows)
+        a = jnp.pad(a, [(0, 0)] * len(batch) + [(0, blocks * rows - m), (0, 0)])
+        a = _householder_triangle(a.reshape(*batch, blocks, rows, n))
+        a = a.reshape(*batch, blocks * n, n)
+    return _householder_triangle(a)
 
 
 @_triangle.defjvp
