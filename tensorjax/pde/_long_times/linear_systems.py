@@ -19,8 +19,9 @@ from tensorjax.pde._stepping.runge_kutta_adams_imex import solved_by_amen
 _GUESS = 1e-2
 # AMEn: directions added to a bond, sweeps.
 _ENRICHMENT, _SWEEPS = 6, 40
-# Unknowns of a system that is solved densely where AMEn stalls, within about a second.
-_DENSE = 3000
+# Unknowns of a system that is factored to be solved with often, within about a second; and of one
+# that is eliminated once, at no more than eight times that.
+_DENSE, _ELIMINATED = 3000, 6000
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
 # By how much longer than the last sweep the next one is taken to last, at most.
@@ -121,7 +122,7 @@ def solved(
     Raises:
       OutOfTimeError: it would take longer.
     """
-    if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
+    if direct and cap is None and _small([c.shape[1] for c in operator], _ELIMINATED):
         return _eliminated(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
@@ -138,7 +139,7 @@ def solved(
             found, residual = x, size
         if residual <= tol:
             return found, residual
-        if cap is None and _small([c.shape[1] for c in operator]):
+        if cap is None and _small([c.shape[1] for c in operator], _ELIMINATED):
             return _eliminated(operator, load, tol)
     return found, residual
 

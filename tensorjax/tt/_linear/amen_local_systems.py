@@ -236,7 +236,10 @@ def _cycle(
         start = np.zeros(j + 2, residual.dtype)
         start[0] = beta
         tall = h[: j + 2, : j + 1]
-        y = np.linalg.lstsq(tall, start, rcond=1e-14)[0]
+        try:
+            y = np.linalg.lstsq(tall, start, rcond=1e-14)[0]
+        except np.linalg.LinAlgError:  # entries far apart, of a preconditioner near singular
+            break
         count = j + 1
         left = np.linalg.norm(tall @ y - start)
         if left <= tol or not abs(h[j + 1, j]) > 1e-14 * size:
