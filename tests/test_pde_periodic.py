@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from tensorjax import pde
+from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times.stationary import operator_of
 from tests.oracles import norm
 
 COARSE = pde.Axis("periodic", 20, -np.pi, np.pi)
@@ -122,3 +124,30 @@ def test_fields_that_jump_where_a_turn_ends_are_refused(rng, field):
     problem(lambda x: rate * np.sin(x))
     with pytest.raises(ValueError, match=f"{field}: expected the same values at both ends"):
         problem(lambda x: rate * x)
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_a_pendulum_is_boltzmann_on_even_and_odd_numbers_of_points(draw):
+    """No derivative sees the highest mode of an even number of points: it has to be damped."""
+    rng = np.random.default_rng([9, draw])
+    even, damping, heat = 2 * rng.integers(13, 20), rng.uniform(0.3, 1.0), rng.uniform(0.7, 1.0)
+    width, start = 6.5 * np.sqrt(heat), pde.Gaussian([0.5, 0.0], np.diag([0.15, 0.5]))
+    for n in (int(even), int(even) + 1):
+        box = pde.Box(
+            [pde.Axis("periodic", n, -np.pi, np.pi), pde.Axis("fourier", 40, -width, width)]
+        )
+        problem = pde.FokkerPlanck(
+            [None, pde.Sin([1.0, 0.0], amplitude=-1.0)], np.diag([0, damping * heat]), start, box,
+            matrix=[[0, 1.0], [0, -damping]],
+        )  # fmt: skip
+        found = pde.stationary(problem)
+        assert found.result == pde.Result.successful, found.message
+        x, y = np.meshgrid(*(a.points for a in box.axes), indexing="ij")
+        exact = np.exp((np.cos(x) - y**2 / 2) / heat)
+        exact /= np.einsum("ij,i,j->", exact, *box.weights)
+        points = np.stack([x.ravel(), y.ravel()], 1)
+        p = np.asarray(pde.evaluate(found.final.v, found.final.map, box, points))
+        assert norm(p - exact.ravel()) < 1e-6 * norm(exact)
+        # One eigenvalue is zero, of the density; that of the highest mode is not.
+        matrix = linear_systems._dense(operator_of(problem, pde.AffineMap.identity(2)))
+        assert np.linalg.norm(matrix @ np.kron((-1.0) ** np.arange(n), np.ones(40))) > 1

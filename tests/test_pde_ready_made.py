@@ -96,6 +96,24 @@ def test_kramers_is_boltzmann_on_its_defaults(draw: int):
     assert relative(values(problem, found.final), exact) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", range(4))
+def test_kramers_is_boltzmann_on_grids_where_amen_stalls(draw: int):
+    """Cold or weakly damped wells on 3645 points: systems above those factored at once."""
+    rng = np.random.default_rng([9, draw])
+    friction, temperature = rng.uniform([0.4, 0.13], [0.9, 0.26])
+    known = pde.Kramers((0, rng.uniform(-0.05, 0.05), -0.5, 0, 0.25), friction=friction,
+                        temperature=temperature)  # fmt: skip
+    sizes = zip((81, 45), (1.03 * a.high for a in known.box.axes), strict=True)
+    box = pde.Box([pde.Axis("fourier", n, -high, high) for n, high in sizes])
+    problem = pde.Kramers(known.potential, friction=friction, temperature=temperature, box=box,
+                          start=known.start)  # fmt: skip
+    found = pde.stationary(problem)
+    assert found.result == pde.Result.successful, found.message
+    exact = problem.stationary_density(mesh(problem.box))
+    assert relative(values(problem, found.final), exact) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("problem", "times"),
     [

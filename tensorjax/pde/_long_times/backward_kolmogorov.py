@@ -13,6 +13,7 @@ from tensorjax.pde._discretization.grid import Box, random_points
 from tensorjax.pde._discretization.walls import Wall, WalledAxis, walled
 from tensorjax.pde._function_trains.cross_approximation import crossed
 from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times.sawtooth_damping import damped, diffusions
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
@@ -132,14 +133,6 @@ def _check_open(problem: Any, grid: Box) -> None:
                 )
 
 
-def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Evaluates the diffusion matrix of a backward Kolmogorov operator at points, (m, d, d)."""
-    if isinstance(problem, FokkerPlanck):
-        return problem.noise.values(x)
-    d = problem.dim
-    return np.broadcast_to(np.asarray(or_zero(problem.diffusion, d, d)), (len(x), d, d))
-
-
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
     """Decomposes a backward Kolmogorov operator's drift as pairs (tensor train m, vector a)."""
     d, out = grid.dim, []
@@ -174,7 +167,8 @@ def backward(problem: Any, grid: Box) -> Cores:
     for m, tensor in _diffusion(problem, grid):
         for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):
             terms.append(multipliers.bent(grid, (int(i), int(j)), float(tensor[i, j]), m))
-    return linear_systems.merged([hosted_cores(t) for t in terms])
+    operator = linear_systems.merged([hosted_cores(t) for t in terms])
+    return damped(operator, problem, grid, AffineMap.identity(grid.dim))
 
 
 def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:

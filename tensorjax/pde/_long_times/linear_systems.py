@@ -4,9 +4,11 @@ import math
 import numbers
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy import linalg
+from scipy.sparse import linalg as krylov
 
 from tensorjax import _check
 from tensorjax._cores import products, rounding
@@ -19,9 +21,12 @@ from tensorjax.pde._stepping.runge_kutta_adams_imex import solved_by_amen
 _GUESS = 1e-2
 # AMEn: directions added to a bond, sweeps.
 _ENRICHMENT, _SWEEPS = 6, 40
-# Unknowns of a system that is factored to be solved with often, within about a second; and of one
-# that is eliminated once, at no more than eight times that.
-_DENSE, _ELIMINATED = 3000, 6000
+# Unknowns of a system that is factored for all its right sides at once, within about a second, and
+# of one that is factored where AMEn stalls, in about ten seconds of processor time.
+_DENSE, _LARGE = 3000, 6400
+# Steps of GMRES with the factors of a system that differs by a matrix of rank one: two are enough
+# but for roundoff.
+_KRYLOV = 8
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
 # By how much longer than the last sweep the next one is taken to last, at most.
@@ -98,6 +103,42 @@ def merged(operators: list[Cores]) -> Cores:
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
+class Elimination:
+    """Factors of a PDE's linear system of one or two modes, for systems that are nearly the same.
+
+    The first system that is solved is factored. Later ones may differ in their border, of rank
+    one: GMRES with the factors of the first solves them in two or three steps.
+    """
+
+    def __init__(self) -> None:
+        self._factors: Any = None
+
+    def takes(self, operator: Cores) -> bool:
+        """Tells whether a PDE's linear system is small enough to be factored where AMEn stalls."""
+        return _small([c.shape[1] for c in operator], _LARGE)
+
+    def ready(self) -> bool:
+        """Tells whether a PDE's linear system has been factored, so that the next is cheap."""
+        return self._factors is not None
+
+    def __call__(self, operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
+        """Solves a PDE's linear system by elimination; returns the train and its residual."""
+        right, matrix = outer(load).ravel(), _dense(operator)
+        again = self.ready()
+        if not again:
+            self._factors = linalg.lu_factor(matrix)
+        x = linalg.lu_solve(self._factors, right)
+        if again:
+            inverse: Any = krylov.LinearOperator(
+                matrix.shape, lambda r: linalg.lu_solve(self._factors, r), dtype=matrix.dtype
+            )
+            x, _ = krylov.gmres(
+                matrix, right, x, rtol=tol / 10, restart=_KRYLOV, maxiter=2, M=inverse
+            )
+        residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
+        return _train(x, [c.shape[1] for c in operator], tol / 10), residual
+
+
 def solved(
     operator: Cores,
     load: Cores,
@@ -106,6 +147,7 @@ def solved(
     cap: int | None = None,
     direct: bool = False,
     timer: Timer | None = None,
+    elimination: Elimination | None = None,
 ) -> tuple[Cores, float]:
     """Solves a PDE's linear system A x = b by AMEn, or by dense elimination if it is small.
 
@@ -117,13 +159,18 @@ def solved(
       cap: largest rank.
       direct: whether a small system is solved by elimination in any case: where ranks are full
         AMEn takes longer.
-      timer: limits the time that it takes; None for no limit.
+      timer: limits the time that AMEn takes; None for no limit.
+      elimination: of systems that were solved before and are nearly the same: where AMEn has
+        stalled on one of them it is not tried again. None for a system of its own.
 
     Raises:
       OutOfTimeError: it would take longer.
     """
-    if direct and cap is None and _small([c.shape[1] for c in operator], _ELIMINATED):
-        return _eliminated(operator, load, tol)
+    if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
+        return Elimination()(operator, load, tol)
+    elimination = Elimination() if elimination is None else elimination
+    if cap is None and elimination.ready():
+        return elimination(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
     # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
@@ -139,8 +186,8 @@ def solved(
             found, residual = x, size
         if residual <= tol:
             return found, residual
-        if cap is None and _small([c.shape[1] for c in operator], _ELIMINATED):
-            return _eliminated(operator, load, tol)
+        if cap is None and elimination.takes(operator):
+            return elimination(operator, load, tol)
     return found, residual
 
 
@@ -163,14 +210,6 @@ def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
 
 def _small(sizes: list[int], most: int = _DENSE) -> bool:
     return len(sizes) <= 2 and math.prod(sizes) <= most
-
-
-def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves a PDE's linear system of one or two modes densely; returns train and residual."""
-    right, matrix = outer(load).ravel(), _dense(operator)
-    x = np.linalg.solve(matrix, right)
-    residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
-    return _train(x, [c.shape[1] for c in operator], tol / 10), residual
 
 
 def _dense(operator: Cores) -> np.ndarray:

@@ -257,12 +257,15 @@ class _Inverse:
         self.operator, self.tol, self.cap, self._timer = operator, tol, cap, timer
         self._p, self._weights = p, weights
         self._direct = None if cap else linear_systems.factored(operator)
+        self._elimination = linear_systems.Elimination()
 
     def __call__(self, x: Cores, guess: Cores, tol: float) -> Cores:
         """Solves L y = x for y by AMEn, in the subspace iteration for slow modes."""
         if self._direct is not None:
             return self.of_no_mass(self._direct(x, self.tol))
-        out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap, timer=self._timer)
+        out, _ = linear_systems.solved(
+            self.operator, x, guess, tol, self.cap, timer=self._timer, elimination=self._elimination
+        )
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:

@@ -23,6 +23,7 @@ from tensorjax.pde._integration.failure_diagnosis import unbounded_by
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._long_times import closed_forms, linear_systems
+from tensorjax.pde._long_times.sawtooth_damping import damped
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._observables.values_and_moments import moments
@@ -133,7 +134,8 @@ def stationary(
       resolution_limit: largest `resolution` of a success.
       max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
         limit. It is looked at between sweeps. Values of a closed form may take half of it, which
-        counts.
+        counts. Where AMEn stalls in one or two dimensions, on at most 6400 points, the system is
+        factored as a dense matrix, which takes up to about ten seconds and is not cut short.
       accuracy: error, relative to the norm of p, that the points and the box may leave: estimated
         axis by axis as by `integrate`, from the norm of the highest modes on Fourier axes, and five
         times that where the drift along the axis is not affine in it. The estimate may be wrong by
@@ -301,6 +303,7 @@ def _iterated(
     """Computes a stationary density by repeated solves with the bordered operator L − c p ∫."""
     rate = rate_of(operator, p, box)
     change, residual, asked = math.inf, math.inf, 0.0
+    elimination = linear_systems.Elimination()
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
         # A guess that would do is returned as it is, and may be the density of one of several
@@ -310,7 +313,9 @@ def _iterated(
         try:
             system = bordered(operator, p, box.weights, rate)
             load = [-rate * p[0], *p[1:]]
-            p, residual = linear_systems.solved(system, load, p, asked, cap, timer=timer)
+            p, residual = linear_systems.solved(
+                system, load, p, asked, cap, timer=timer, elimination=elimination
+            )
         except linear_systems.OutOfTimeError as error:
             return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
@@ -365,7 +370,8 @@ def operator_of(problem: Problem, map: AffineMap) -> Cores:
     operators = [*_split(problem.box, right.affine), *right.others]
     if not operators:
         raise ValueError("problem: expected an equation with a drift or a diffusion, got neither")
-    return linear_systems.merged([hosted_cores(o) for o in operators])
+    operator = linear_systems.merged([hosted_cores(o) for o in operators])
+    return damped(operator, problem, problem.box, map)
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:

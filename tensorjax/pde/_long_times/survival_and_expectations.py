@@ -18,13 +18,13 @@ from tensorjax.pde._long_times.backward_kolmogorov import (
     Walls,
     backward,
     checked_domain,
-    diffusions,
     finer,
     grid_of,
     jumps,
     largest_of,
     probes,
 )
+from tensorjax.pde._long_times.sawtooth_damping import diffusions
 from tensorjax.pde._observables import values_and_moments
 from tensorjax.pde._problems.problem import Problem
 
