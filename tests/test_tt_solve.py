@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tensorjax.tt._linear import amen
+from tensorjax.tt._linear import amen, amen_local_systems
 from tests.oracles import DTYPES, compilations, cores, dense, eps, error, infinite, norm, normal
 
 METHODS = ("amen", "gmres")
@@ -486,3 +486,22 @@ def test_systems_that_are_only_ill_conditioned_are_solved_once(rng, local, monke
     x, info = tt.solve(a, b, tol=1.3e-6, local=local)
     assert residual(a, x, b) == pytest.approx(info.residual, rel=1e-2)
     assert info.status == "converged" or "condition of A exceeds tol" in info.advice
+
+
+@pytest.mark.parametrize("size", [np.inf, np.nan, 1e200])
+def test_a_preconditioner_near_singular_ends_a_local_solve_without_an_error(rng, size: float):
+    """What it makes of the second direction is of no use; the first must not be lost."""
+    matrix, calls = np.diag(rng.uniform(1.0, 2.0, 12)), []
+
+    def precondition(v: np.ndarray) -> np.ndarray:
+        calls.append(v)
+        return v * size if len(calls) == 2 else v
+
+    with np.errstate(all="ignore"):
+        b = rng.standard_normal(12)
+        x, left, _ = amen_local_systems.gmres(
+            lambda v: matrix @ v, b, precondition, 1e-12, restart=6, cycles=3
+        )
+    assert np.isfinite(x).all()
+    assert left <= np.linalg.norm(b)
+    assert left == pytest.approx(np.linalg.norm(matrix @ x - b), abs=1e-12)
