@@ -239,6 +239,22 @@ def test_runs_beyond_the_horizon_are_advised_to_take_a_longer_one():
     assert "follow the solution" not in found.message
 
 
+@pytest.mark.parametrize("ratio", [61.0, 90.0, 300.0, 1000.0])
+def test_square_root_processes_far_from_zero_are_resolved(ratio: float, rng: Any):
+    """2κθ/σ² is large: the start has no expansion in few Laguerre functions of that exponent."""
+    rate, level = rng.uniform(0.3, 4), np.exp(rng.uniform(-4, 1))
+    volatility = np.sqrt(2 * rate * level / ratio)
+    process = pde.CIR(rate, level, volatility, x0=level * rng.uniform(0.7, 1.4))
+    time = float(rng.uniform(0.2, 1.0))
+    final = pde.integrate(process, t1=time).final
+    x = mesh(process.box)
+    exact = process.exact(time, x)
+    assert exact is not None
+    assert np.isfinite(exact).all()
+    values = np.asarray(pde.evaluate(final.v, final.map, process.box, x))
+    assert np.linalg.norm(values - exact) < 1e-5 * np.linalg.norm(exact)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_starts_of_steep_wells_ask_for_no_wider_box_than_the_density_at_rest(seed: int):
     """The tails of a Gaussian of the curvature at the bottom would be at energies far above."""

@@ -15,6 +15,10 @@ from tensorjax.pde._function_trains import gaussian_trains
 from tensorjax.pde._function_trains.initial_states import Function, Gaussian
 from tensorjax.pde._maps.affine_maps import AffineMap
 
+# Orders of Bessel functions from which on an expansion in 1/order is as good as SciPy's, which
+# underflow there.
+_HIGH = 200.0
+
 
 class Marginal(Protocol):
     """Interface of a known one-dimensional density, with moments and samples."""
@@ -94,9 +98,9 @@ class SquareRootTransition:
         if u < 1e-12:  # gamma density
             out = np.exp((half - 1) * np.log(v) - v - special.gammaln(half))
         else:
-            bessel = special.ive(half - 1, 2 * np.sqrt(u * v))
             root = np.square(np.sqrt(v) - np.sqrt(u))
-            out = np.exp(-root + (half - 1) / 2 * np.log(v / u)) * bessel
+            bessel = _log_scaled_bessel(half - 1, 2 * np.sqrt(u * v))
+            out = np.exp(-root + (half - 1) / 2 * np.log(v / u) + bessel)
         return np.where(x >= 0, c * out, 0.0)
 
     def later(self, t: float) -> "SquareRootTransition":
@@ -201,3 +205,24 @@ class Lognormal(Function):
         """Returns mass, mean and covariance of the known lognormal density."""
         mean = np.exp(self.mean + np.diag(self.covariance) / 2)
         return 1.0, mean, np.outer(mean, mean) * np.expm1(self.covariance)
+
+
+def _log_scaled_bessel(order: float, x: np.ndarray) -> np.ndarray:
+    """Computes log(I(x) exp(−x)) of a modified Bessel function, for a known density.
+
+    Source: NIST Digital Library of Mathematical Functions, 10.41.3, to the third term.
+    """
+    if order < _HIGH:
+        with np.errstate(divide="ignore"):  # zero at zero
+            return np.log(special.ive(order, x))
+    z = x / order
+    root = np.sqrt(1 + z**2)
+    p = 1 / root
+    terms = (
+        (3 * p - 5 * p**3) / 24,
+        (81 * p**2 - 462 * p**4 + 385 * p**6) / 1152,
+        (30375 * p**3 - 369603 * p**5 + 765765 * p**7 - 425425 * p**9) / 414720,
+    )
+    rest = sum(t / order ** (k + 1) for k, t in enumerate(terms))
+    eta = root - z + np.log(z / (1 + root))  # less the exponent of the scale
+    return order * eta - np.log(2 * np.pi * order * root) / 2 + np.log1p(rest)

@@ -29,8 +29,9 @@ from tensorjax.pde._problems.ready_made import (
     log_axis,
 )
 
-# Points of a Laguerre axis.
-_LAGUERRE = 64
+# Points of a Laguerre axis, and the exponent 2κθ/σ² − 1 of its weight from which on the axis of a
+# square-root process is logarithmic: its start is resolved by 64 functions up to about 100.
+_LAGUERRE, _FAR = 64, 60.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -197,7 +198,7 @@ class CIR(ReadyMade):
         own = SquareRootTransition(rate, level, volatility, x0, age)
         if box is None:
             check_own(start)
-            box = Box((laguerre_axis(own),))
+            box = Box((variance_axis(own),))
         super().__init__(
             None, [Power([1.0], amplitude=volatility**2 / 2)],
             Independent([own]) if start is None else start, box,
@@ -296,7 +297,7 @@ class Heston(ReadyMade):
         )  # fmt: skip
         if box is None:
             check_own(None if own else start)
-            box = Box((self._axis(np.sqrt(level * age)), laguerre_axis(variance)))
+            box = Box((self._axis(np.sqrt(level * age)), variance_axis(variance)))
         super().__init__(
             None, [(Power([0.0, 1.0], amplitude=0.5), tensor)], start, box,
             matrix=[[0.0, -0.5], [0.0, -rate]], offset=[drift_rate, rate * level],
@@ -343,8 +344,13 @@ class Heston(ReadyMade):
         return float(mass), mean, second - np.outer(mean, mean)
 
 
-def laguerre_axis(process: SquareRootTransition) -> Axis:
-    """Builds the Laguerre grid axis for a square-root process (CIR, Heston)."""
+def variance_axis(process: SquareRootTransition) -> Axis:
+    """Builds the grid axis on x > 0 for a square-root process (CIR, Heston).
+
+    Of Laguerre functions, which are the eigenfunctions of the process; logarithmic where 2κθ/σ² is
+    so large that the density lies far from zero: a start that is narrower than the stationary
+    density has then no expansion in few of them.
+    """
     power = 2 * process.rate * process.level / process.volatility**2 - 1
     if power < 0:
         raise ValueError(
@@ -353,6 +359,11 @@ def laguerre_axis(process: SquareRootTransition) -> Axis:
             "volatility². Expectations are smooth there: take pde.expectation with an open wall at "
             "zero"
         )
+    if power > _FAR:
+        ages = process, dataclasses.replace(process, age=np.inf)
+        mean, variance = np.transpose([p.moments for p in ages])
+        width = np.sqrt(variance) / mean
+        return log_axis(np.log(mean).min(), np.log(mean).max(), width.min(), width.max())
     last = float(laguerre_zeros(_LAGUERRE, 2 * power)[-1])
     scale = process.volatility**2 / (2 * process.rate)  # of the stationary density
     return Axis("laguerre", _LAGUERRE, 0.0, scale * last, power=power)
