@@ -129,7 +129,8 @@ class Elimination:
             self._factors = linalg.lu_factor(matrix)
         x = linalg.lu_solve(self._factors, right)
         if again:
-            inverse: Any = krylov.LinearOperator(
+            make: Any = krylov.LinearOperator
+            inverse = make(
                 matrix.shape, lambda r: linalg.lu_solve(self._factors, r), dtype=matrix.dtype
             )
             x, _ = krylov.gmres(

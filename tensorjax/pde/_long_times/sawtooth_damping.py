@@ -18,7 +18,7 @@ from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 _LOOKS, _QUIET = 200, 1e-12
 
 
-def damped(operator: Cores, problem: Any, grid: Box, map: AffineMap) -> Cores:
+def damped(operator: Cores, problem: Any, grid: Box, map: AffineMap, boxes: bool = True) -> Cores:
     """Damps the sawtooth modes of a PDE operator, on even Fourier axes without noise.
 
     The first derivative of the mode (−1)^j of an even number of points is zero at all of them.
@@ -32,10 +32,10 @@ def damped(operator: Cores, problem: Any, grid: Box, map: AffineMap) -> Cores:
       problem: its noise is looked at if it is one of the library's, else nothing is done.
       grid: of the operator.
       map: its coordinates, at rest.
+      boxes: whether axes of a box, "fourier", are damped too, or those that are periodic alone.
     """
-    even = [
-        k for k, a in enumerate(grid.axes) if a.kind in ("fourier", "periodic") and a.n % 2 == 0
-    ]
+    kinds = ("fourier", "periodic") if boxes else ("periodic",)
+    even = [k for k, a in enumerate(grid.axes) if a.kind in kinds and a.n % 2 == 0]
     if not even or not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
         return operator
     x, turn = np.asarray(map.inverse(random_points(grid, _LOOKS))), np.asarray(map.matrix)
@@ -48,7 +48,7 @@ def damped(operator: Cores, problem: Any, grid: Box, map: AffineMap) -> Cores:
     rate = overlaps.norm(flat) / math.sqrt(math.prod(grid.shape))
     terms, weights = [flat], [1.0]
     for k in quiet:
-        term = [np.eye(n)[None, :, :, None] for n in grid.shape]
+        term: Cores = [np.eye(n)[None, :, :, None] for n in grid.shape]
         sawtooth = (-1.0) ** np.arange(grid.shape[k]) / math.sqrt(grid.shape[k])
         term[k] = np.outer(sawtooth, sawtooth)[None, :, :, None]
         terms, weights = [*terms, linear_systems.flat(term)], [*weights, -rate]
