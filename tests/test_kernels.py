@@ -107,6 +107,7 @@ ELSEWHERE = {
     "_formats/random_arrays.py": "how random arrays are made, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
+    "linalg/_qr.py": "how large the matrices are that a CPU's LAPACK is given",
     "linalg/_svd_eigh_polar.py": "results of one platform are refined",
     "offload/_training/passes/engine.py": "whose memory the optimiser's is",
 }

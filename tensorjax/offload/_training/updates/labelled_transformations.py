@@ -77,13 +77,15 @@ def named(transformation: Any, name: str, params: Any) -> Any:
     except Exception as by_names:
         try:
             _traced(transformation, *these)
-        except Exception:
+        except ValueError as alone:  # of trees that do not fit; others are raised where it is used
             raise ValueError(
                 f"optimizer: expected one that can be made for each group by itself, got, for "
                 f"{name!r} with the mapping {{{name!r}: …}}: {by_names}; labels and masks that are "
                 "trees of the whole model fit none, so make them functions of the parameters, such "
                 "as optax.masked(inner, lambda params: ...)"
-            ) from by_names
+            ) from alone
+        except Exception:
+            return transformation
         return transformation
     try:
         alone = _traced(transformation, *these)
