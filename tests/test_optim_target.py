@@ -390,6 +390,35 @@ def test_status_tells_a_loss_that_never_fell_from_one_that_did() -> None:
         assert (found.status, "has learnt nothing, 1" in found.advice) == (said, value > 0.9)
 
 
+def test_a_loss_that_falls_fast_is_no_collapse() -> None:
+    """Chance is then estimated low, and the average lags far behind the loss."""
+    _, params = problem(8)
+    begin = optim.rank_adaptive(optax.sgd(0.0), size=10**6, by=40).init(params)
+    see = jax.jit(seen)
+    for seed in range(4):
+        rng, decay = np.random.default_rng(seed), 0.99
+        first, fall = rng.uniform(1, 5), rng.uniform(0.15, 0.4)
+        losses = [first * max(fall**n, 1e-4) for n in range(60)]
+        watch, state = begin.watch, begin
+        for n, value in enumerate([*losses, *[first] * 12]):
+            if n == len(losses):
+                assert float(watch.start) < float(state.loss / state.mass)
+                assert optim.status(state).status == "converged"
+            # Half of the loss is of the outputs, until the estimate of chance is final.
+            given = np.float32(value), np.float32(value / 2)
+            late = np.array(n >= 5)
+            watch = see(watch, *given, late, np.array(True), np.float32(decay), late)
+            state = state._replace(
+                count=np.int32(n + 1), late=late, watch=watch,
+                loss=decay * state.loss + (1 - decay) * value,
+                mass=decay * state.mass + (1 - decay),
+            )  # fmt: skip
+            average = state.loss / state.mass
+            state = state._replace(best=average, loss_target=average)
+        assert float(watch.start) < 0.1 * first
+        assert optim.status(state).status == "collapsed"
+
+
 def test_status_says_why_nothing_was_pruned() -> None:
     loss, params = problem(2)
     optimizer = optim.rank_adaptive(optax.adam(1e-3), size=10**6, by=5)

@@ -248,7 +248,12 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
     top = float(limit(seen))
     margin = 2 * (seen.noise / max(values["mass"], 1e-6)) ** 0.5
     # The average lags behind a cut, the last loss is noisy.
-    return loss > top or seen.last - margin > top
+    return _recent(watch, loss) > top or seen.last - margin > top
+
+
+def _recent(watch: Any, loss: float) -> float:
+    """Returns, for the status, the average loss, or less where the training has left it behind."""
+    return min(loss, max(_number(name, getattr(watch, name)) for name in ("quick", "last")))
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
@@ -271,7 +276,8 @@ def _unlearnt(watch: Any, loss: float) -> float | None:
     chance = _number("first", watch.first)
     if not _number("given", watch.given):
         chance = min(chance, _number("start", watch.start))
-    return None if unknown(chance) or loss < chance - UNLEARNT * abs(chance) else chance
+    learnt = _recent(watch, loss) < chance - UNLEARNT * abs(chance)
+    return None if unknown(chance) or learnt else chance
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
