@@ -28,7 +28,7 @@ from tensorjax.pde._integration.moment_errors import MomentEquations
 from tensorjax.pde._integration.progress_and_statistics import Compilations, row_of, stats_of
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
+from tensorjax.pde._maps.coordinate_path import Moment, Path, followed, jumps, told
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL, wells_along_axes
 from tensorjax.pde._stepping.low_moments import low_moments
@@ -400,19 +400,10 @@ class Run:
         if not (isinstance(options.controller, PIDController) and costs[1] < _FOLLOWED * costs[0]):
             return
         allowed = _STRAYS * options.tol / math.sqrt(max(options.problem.dim - 1, 1))
-        moments = self.memory.moments
-        if len(moments) == 1:  # how Σ changes is not known yet: as fast as it turns the axes
-            turns = float(np.linalg.norm(moments[0].sigma, 2))
-            first = math.sqrt(2 * allowed / max(costs[0] * turns, 1e-300))
-            self.memory.dt = min(self.memory.dt, first)
-        miss = missed(moments, options.degree)
-        if miss is None or miss.share == 0:
-            return
-        order = miss.count + 1
-        strays = costs[0] * miss.share * miss.span / order
-        factor = (allowed / strays) ** (1 / order)
-        shortest = options.controller.factormin * miss.span
-        self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
+        self.memory.dt = followed(
+            self.memory.moments, options.degree, self.memory.dt, costs[0], allowed,
+            options.controller.factormin,
+        )  # fmt: skip
 
     def _shares(self) -> tuple[float, float]:
         """Returns the shares of ‖v‖ at the box's edge and in the highest modes, for a run."""

@@ -133,6 +133,31 @@ def missed(moments: Sequence[Moment], degree: int) -> Miss | None:
     return Miss(misses[count] / size, moments[-1].t - moments[-2].t, count + 1)
 
 
+def followed(
+    moments: Sequence[Moment], degree: int, dt: float, cost: float, allowed: float, least: float
+) -> float:
+    """Shortens a time step so that a coordinate motion can be extrapolated over it.
+
+    Args:
+      moments: of the motion, the newest last.
+      degree: of the polynomial in time.
+      dt: length of the step.
+      cost: normal component of the right side at rest, which an error of the motion leaves.
+      allowed: largest norm that it may leave in a step.
+      least: smallest factor of one step's length over the last one's.
+    """
+    if len(moments) == 1:  # how Σ changes is not known yet: as fast as it turns the axes
+        turns = float(np.linalg.norm(moments[0].sigma, 2))
+        return min(dt, float(np.sqrt(2 * allowed / max(cost * turns, 1e-300))))
+    miss = missed(moments, degree)
+    if miss is None or miss.share == 0:
+        return dt
+    order = miss.count + 1
+    strays = cost * miss.share * miss.span / order
+    factor = (allowed / strays) ** (1 / order)
+    return min(dt, max(factor, least) * miss.span)
+
+
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
     """Returns the numbers of past samples from which a coordinate motion extrapolates well."""
     misses, size = _misses(moments, degree)
