@@ -1,5 +1,6 @@
 """Differential operators with affine coefficients, (M y + b)·∇ + S:∇∇ + c, as TT-matrices."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,6 +13,10 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats, or_zero
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D, Y
 from tensorjax.pde._discretization.grid import Box
+
+
+# Places of 0, 1 and c among the coefficients of which the cores of an operator are made.
+_ZERO, _ONE, _CONSTANT = range(3)
 
 
 class Coefficients(NamedTuple):
@@ -127,7 +132,25 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
     )
     s = (s + s.T) / 2
     kinds = given.matrix is not None, given.diffusion is not None
-    return [_states(k, d, kinds, m, b, s, c, xp) for k in range(d)]
+    zero_one = np.arange(2.0) if xp is np else jnp.arange(2, dtype=m.dtype)
+    # One gather for each core: a time step builds these up to three times.
+    entries = xp.concatenate([zero_one, c.reshape(1), b, *(x.ravel() for x in (m, s, 2 * s))])
+    return [entries[places] for places in _places(d, kinds)]
+
+
+@functools.lru_cache(maxsize=64)
+def _places(d: int, kinds: tuple[bool, bool]) -> list[np.ndarray]:
+    """Returns where each entry of the cores of an affine operator stands among its coefficients.
+
+    Those are 0, 1, c, b, M, S and 2 S in one vector.
+
+    Args:
+      d: number of axes.
+      kinds: whether there are a matrix M and a diffusion S.
+    """
+    square = np.arange(d * d).reshape(d, d)
+    b, (m, s, twice) = 3 + np.arange(d), (3 + d + k * d * d + square for k in range(3))
+    return [_states(k, d, kinds, m, b, s, twice) for k in range(d)]
 
 
 class _Cut:
@@ -151,82 +174,66 @@ class _Cut:
 
 
 def _states(
-    k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
-) -> Any:
-    """Builds TT-core k (r, 5, s) of an affine differential operator over 1, ∂, y, y∂ and ∂²."""
+    k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, twice: Any
+) -> np.ndarray:
+    """Returns the places of the entries of TT-core k (r, 5, s) of an affine operator."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
-    core = _Entries(xp, (before.size, 5, after.size), m.dtype)
-    core.put(0, ONE, 0, 1.0)
-    core.put(-1, ONE, -1, 1.0)
-    core.put(0, YD, -1, m[k, k])
-    core.put(0, D, -1, b[k])
-    core.put(0, DD, -1, s[k, k])
+    out = np.full((before.size, 5, after.size), _ZERO)
+    out[0, ONE, 0] = out[-1, ONE, -1] = _ONE
+    out[0, YD, -1] = m[k, k]
+    out[0, D, -1] = b[k]
+    out[0, DD, -1] = s[k, k]
     if k == 0:
-        core.put(0, ONE, -1, c)
+        out[0, ONE, -1] = _CONSTANT
     if any(kinds):
-        _begin(core, k, after, kinds, m, s)
-        _go_on(core, before, after, kinds, m, s)
-        _finish(core, k, before, kinds, m, s)
-    out = core.array
+        _begin(out, k, after, kinds, m, twice)
+        _go_on(out, before, after, kinds, m, twice)
+        _finish(out, k, before, kinds, m, twice)
     out = out[:1] if k == 0 else out
     return out[..., -1:] if k == d - 1 else out
 
 
-def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
+def _begin(core: np.ndarray, k: int, after: _Cut, kinds: Any, m: Any, twice: Any) -> None:
     """Fills in the TT-core of an affine operator at axis k where terms in axes (k, j > k) start."""
     if after.left:
-        core.put(0, D, after.d(k), 1.0)
+        core[0, D, after.d(k)] = _ONE
         if kinds[0]:
-            core.put(0, Y, after.y(k), 1.0)
+            core[0, Y, after.y(k)] = _ONE
         return
     j = after.nodes
-    core.put(0, D, after.d(j), 2 * s[k, j])
+    core[0, D, after.d(j)] = twice[k, j]
     if kinds[0]:
-        core.put(0, Y, after.d(j), m[j, k])
-        core.put(0, D, after.y(j), m[k, j])
+        core[0, Y, after.d(j)] = m[j, k]
+        core[0, D, after.y(j)] = m[k, j]
 
 
-def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
+def _go_on(core: np.ndarray, before: _Cut, after: _Cut, kinds: Any, m: Any, twice: Any) -> None:
     """Fills in an affine operator's TT-core at an axis on which terms of other axes do not act."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
-        core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
+        core[before.d(i), ONE, after.d(j)] = twice[i, j]
         if kinds[0]:
-            core.put(before.d(i), ONE, after.y(j), m[i, j])
-            core.put(before.y(i), ONE, after.d(j), m[j, i])
+            core[before.d(i), ONE, after.y(j)] = m[i, j]
+            core[before.y(i), ONE, after.d(j)] = m[j, i]
         return
     i = np.intersect1d(before.nodes, after.nodes)
-    core.put(before.d(i), ONE, after.d(i), 1.0)
+    core[before.d(i), ONE, after.d(i)] = _ONE
     if kinds[0]:
-        core.put(before.y(i), ONE, after.y(i), 1.0)
+        core[before.y(i), ONE, after.y(i)] = _ONE
 
 
-def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
+def _finish(core: np.ndarray, k: int, before: _Cut, kinds: Any, m: Any, twice: Any) -> None:
     """Fills in the TT-core of an affine operator at axis k where terms in axes (i < k, k) end."""
     if not before.left:
-        core.put(before.d(k), D, -1, 1.0)
+        core[before.d(k), D, -1] = _ONE
         if kinds[0]:
-            core.put(before.y(k), Y, -1, 1.0)
+            core[before.y(k), Y, -1] = _ONE
         return
     i = before.nodes
-    core.put(before.d(i), D, -1, 2 * s[i, k])
+    core[before.d(i), D, -1] = twice[i, k]
     if kinds[0]:
-        core.put(before.d(i), Y, -1, m[i, k])
-        core.put(before.y(i), D, -1, m[k, i])
-
-
-class _Entries:
-    """TT-core of an affine operator under construction: a NumPy or JAX array, set by index."""
-
-    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
-        self._xp = xp
-        self.array = xp.zeros(shape, dtype)
-
-    def put(self, row: Any, op: int, column: Any, value: Any) -> None:
-        if self._xp is np:
-            self.array[row, op, column] = value
-        else:
-            self.array = self.array.at[row, op, column].set(value)
+        core[before.d(i), Y, -1] = m[i, k]
+        core[before.y(i), D, -1] = m[k, i]
 
 
 def _expanded(states: Any, matrices: Any) -> Any:

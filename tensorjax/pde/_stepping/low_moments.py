@@ -11,13 +11,15 @@ keep moments by parts of v that are left out of the truncation. Ours: the correc
 tangent space, and its weighing against the tolerance.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._cores import factored_operators
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax.pde._discretization.grid import Box
@@ -126,15 +128,22 @@ def standardisation(
     cores: Cores, box: Box, axes: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Computes centre and scale (d,) of standardised low moments; None unless all are positive."""
-    one = np.eye(box.dim, dtype=int)[axes]
-    powers = np.concatenate([np.zeros((1, box.dim), int), one, 2 * one])
     center, scale = np.zeros(box.dim), np.ones(box.dim)
-    raw = functionals(box, powers, center, scale, plain=True).of_train(cores)
+    axes = list(axes)
+    raw = _raw(box, tuple(axes)).of_train(cores)
     with np.errstate(all="ignore"):
         mean, square = np.split(raw[1:] / raw[0], 2)
         center[axes], scale[axes] = mean, np.sqrt(square - mean**2)
     positive = raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()
     return (center, scale) if positive else None
+
+
+@functools.lru_cache(maxsize=32)
+def _raw(box: Box, axes: tuple[int, ...]) -> Moments:
+    """Builds the functionals of 1, y and y² along some axes, for centre and scale of a density."""
+    one = np.eye(box.dim, dtype=int)[list(axes)]
+    powers = np.concatenate([np.zeros((1, box.dim), int), one, 2 * one])
+    return functionals(box, powers, np.zeros(box.dim), np.ones(box.dim), plain=True)
 
 
 def functionals(
@@ -150,17 +159,18 @@ def functionals(
       plain: whether they are these, over the whole box; else t² − 1 stands for the square, and all
         but the mass fade at ends without walls.
     """
-    weights = []
+    weights, higher = [], powers.any(1)
     for k, axis in enumerate(box.axes):
         t = (axis.points - center[k]) / scale[k]
         values = np.stack([np.ones(axis.n), t, t**2 - (not plain)], 1)
         weights.append(axis.weights[:, None] * values[:, powers[:, k]])
         if not plain:
             # The mass is that of the whole box.
-            weights[-1] *= np.where(powers.any(1), _inside(axis)[:, None], 1.0)
+            weights[-1] *= np.where(higher, _inside(axis)[:, None], 1.0)
     return Moments(powers, weights)
 
 
+@functools.lru_cache(maxsize=64)
 def _inside(axis: Any) -> np.ndarray:
     """Returns weights (n,) of low moments that fade from 1 to 0 at ends without walls.
 
@@ -192,7 +202,7 @@ def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
 
 def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Contracts a core (r, n, s) with low moments' weights (n, m) and a right side: (m, r)."""
-    return einsum("rns,ms,nm->mr", core, f, w)
+    return factored_operators.functionals(core, f, w)
 
 
 class Corrected(NamedTuple):
@@ -207,7 +217,9 @@ class Corrected(NamedTuple):
     moments: np.ndarray
 
 
-def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corrected:
+def corrected(
+    cores: Cores, at: Moments, target: np.ndarray, tol: float, found: np.ndarray | None = None
+) -> Corrected:
     """Corrects a tensor train to given moments at the same TT-ranks, within ``tol`` of its norm.
 
     With h_b polynomials that are faded out, w_a the moments and P the projection on the tangent
@@ -223,8 +235,9 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
       at: the moments.
       target: (m,), the values they should have.
       tol: largest change, over ‖v‖.
+      found: (m,), their values now, if known.
     """
-    found = at.of_train(cores)
+    found = at.of_train(cores) if found is None else found
     shapes = _shapes(cores, at)
     allowed = tol * float(np.linalg.norm(cores[0]))
     small = _SHARE * tol * abs(float(target[0]))
@@ -287,8 +300,8 @@ def _added(
         spent += math.sqrt(max(own @ part.square @ own, 0.0))
         return own
 
-    out = [part.core for part in _sweep(cores, at, shapes, chosen)]
-    return out, at.of_train(out), spent
+    *others, end = _sweep(cores, at, shapes, chosen)
+    return [*(part.core for part in others), end.core], end.seen @ end.core.ravel(), spent
 
 
 def _balanced(
@@ -340,6 +353,7 @@ class _Part(NamedTuple):
       core: the new core.
       change: of the core for every b, (m, r n), times what follows it, (m, s).
       after: what follows it.
+      seen: moments of what precedes the core and of its mode, (m, r n).
     """
 
     gain: np.ndarray
@@ -347,6 +361,7 @@ class _Part(NamedTuple):
     core: Any
     change: np.ndarray
     after: np.ndarray
+    seen: np.ndarray
 
     def added(self, share: np.ndarray) -> Any:
         """Computes the change of a core for given coefficients (m,) of the moment correction."""
@@ -381,16 +396,19 @@ def _sweep(
         part = (left[:, :, None] * w.T[:, None]).reshape(at.count, -1)
         whole = (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1)
         last = k == len(cores) - 1
-        u = tall(left_qr(core)[0])
-        change = whole if last else whole - (whole @ u) @ u.T
+        change = whole
+        if not last:
+            u, rest = left_qr(core)
+            change = whole - (whole @ tall(u)) @ tall(u).T
         gain = (part @ change.T) * (right @ after.T)
         square = (change @ change.T) * (after @ after.T)
-        found = _Part(gain, square, core, change, after)
-        core = core if chosen is None else core + found.added(chosen(found, last))
+        found = _Part(gain, square, core, change, after, part)
+        if chosen is not None:
+            core = core + found.added(chosen(found, last))
         if last:
             yield found._replace(core=core)
             return
-        q, rest = left_qr(core)
+        q, rest = (u, rest) if chosen is None else left_qr(core)
         yield found._replace(core=q)
         basis = tall(q)
         left, seen = part @ basis, whole @ basis

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contractions import absorb, einsum, times_right
+from tensorjax._cores.contractions import absorb, times_right
+from tensorjax._cores.factored_operators import applied_from_left, applied_functionals, functionals
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores, tall
 
@@ -44,7 +45,7 @@ class Train:
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
         """Updates the random sketch (w, r) of a tensor train from bond k + 1 to bond k."""
-        return ((self.cores[k] @ f.T) * omega).sum(1).T
+        return functionals(self.cores[k], f, omega)
 
     def flat(self, k: int, w: Array) -> Array:
         """Multiplies a matrix (f, r) by core k of a train in a sketched sum; returns (f n, s)."""
@@ -73,18 +74,10 @@ class Applied:
         self.modes = [i.shape[2] for i in images]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        c, image = self.coefficients[k], self.images[k]
-        f = f.reshape(len(f), image.shape[3], -1)
-        # The order in which the columns w of the sketch, a batch, do not meet until the end.
-        seen = einsum("nw,prns->prws", omega, image)
-        after = einsum("wsb,apb->wspa", f, c)
-        return einsum("prws,wspa->wra", seen, after).reshape(len(f), -1)
+        return applied_functionals(self.coefficients[k], self.images[k], f, omega)
 
     def flat(self, k: int, w: Array) -> Array:
-        c, image = self.coefficients[k], self.images[k]
-        w = w.reshape(len(w), image.shape[1], -1)
-        out = einsum("fra,apb,prns->fnsb", w, c, image)
-        return out.reshape(-1, image.shape[3] * c.shape[2])
+        return applied_from_left(self.coefficients[k], self.images[k], w)
 
 
 Term = Train | Applied

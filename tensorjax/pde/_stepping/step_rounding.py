@@ -208,7 +208,7 @@ class Trim:
             if not np.abs(lost).max() > _LEFT * self._most:
                 return out, lost
             target = left + lost * mass
-            cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
+            cores, found = low_moments.corrected(out.cores, self.at, target, self.tol, left)
             out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
             left, lost = found, (target - found) / mass
         beyond = lost[0] - min(max(lost[0], -self._most), self._most)
