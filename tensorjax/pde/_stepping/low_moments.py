@@ -281,9 +281,9 @@ def _added(
       The cores, left-orthogonal but for the last, their moments, and the norm of the change or a
       bound of it.
     """
-    share = None
+    share, ahead = None, _ahead(cores, at, shapes)
     if joint:
-        parts = list(_sweep(cores, at, shapes))
+        parts = list(_sweep(cores, at, shapes, ahead))
         gain = np.sum([p.gain for p in parts], axis=0)
         square = np.sum([p.square for p in parts], axis=0)
         share = _balanced(gain, square, lacks, small, allowed)[0]
@@ -300,7 +300,7 @@ def _added(
         spent += math.sqrt(max(own @ part.square @ own, 0.0))
         return own
 
-    *others, end = _sweep(cores, at, shapes, chosen)
+    *others, end = _sweep(cores, at, shapes, ahead, chosen)
     return [*(part.core for part in others), end.core], end.seen @ end.core.ravel(), spent
 
 
@@ -369,10 +369,23 @@ class _Part(NamedTuple):
         return flat.reshape(self.core.shape)
 
 
+def _ahead(
+    cores: Cores, at: Moments, shapes: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Contracts what follows each core with the moments and with the functions h_b: (m, s) each."""
+    right = after = np.ones((at.count, 1))
+    out = [(right, after)]
+    for core, w, h in zip(cores[:0:-1], at.weights[:0:-1], shapes[:0:-1], strict=True):
+        right, after = _passed(core, right, w), _passed(core, after, h)
+        out.append((right, after))
+    return out[::-1]
+
+
 def _sweep(
     cores: Cores,
     at: Moments,
     shapes: Sequence[np.ndarray],
+    ahead: Sequence[tuple[np.ndarray, np.ndarray]],
     chosen: Callable[[_Part, bool], np.ndarray] | None = None,
 ) -> Iterator[_Part]:
     """Yields, core by core, the tangent projections P h_b of a moment correction's functions.
@@ -383,16 +396,14 @@ def _sweep(
       cores: right-orthogonal but for the first.
       at: the moments.
       shapes: the functions h_b.
+      ahead: see `_ahead`.
       chosen: returns the coefficients (m,) of what is added to a core, given its part and whether
         it is the last; None for nothing.
     """
-    ones = np.ones((at.count, 1))
-    rights = [(ones, ones)]
-    for core, w, h in zip(cores[:0:-1], at.weights[:0:-1], shapes[:0:-1], strict=True):
-        rights.append((_passed(core, rights[-1][0], w), _passed(core, rights[-1][1], h)))
-    left, seen, core = ones, ones, cores[0]
+    left = seen = np.ones((at.count, 1))
+    core = cores[0]
     for k, (w, h) in enumerate(zip(at.weights, shapes, strict=True)):
-        right, after = rights[len(cores) - 1 - k]
+        right, after = ahead[k]
         part = (left[:, :, None] * w.T[:, None]).reshape(at.count, -1)
         whole = (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1)
         last = k == len(cores) - 1

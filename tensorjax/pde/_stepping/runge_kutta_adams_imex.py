@@ -183,7 +183,7 @@ def imex(at: Clock, v: Cores, dt: float, trim: Trim, estimate: bool, past: Any) 
     found, residual = solved_by_amen(implicit, load, v, _SOLVED * trim.tol)
     out = rounded([Train(found)], [1.0], trim.tol, cap=trim.cap)
     # Diffusion leaves mass as it is, and so the system has that of its right side.
-    held = trim.moments(Train(found))
+    held = trim.moments(Train(found)).copy()
     held[0] = trim.moments(Train(load))[0]
     out = trim.kept(out, held)
     note = ""

@@ -94,7 +94,7 @@ class Trim:
         self._summed: Any = lost_moments if known else np.zeros(self.at.count)
         waits = lost_moments is not None and len(lost_moments) > self.at.count
         self._waiting = lost_moments if waits else None
-        self._lost: list[tuple[Cores, np.ndarray]] = []
+        self._held: list[tuple[Cores, np.ndarray]] = []
         ranks_known = [r for ranks in guesses.values() for r in ranks]
         self.limit = _JUMP * max(ranks_known) + _LEAP if ranks_known else None
 
@@ -125,19 +125,26 @@ class Trim:
         if name == "slope":  # it outlives the step
             most = tol * (out.norm if scale is None else scale)
             return self._corrected(out, float(held[0]), most)
-        self._lost.append((out.cores, held - self.at.of_train(out.cores)))
+        self._held.append((out.cores, held))
         return out
 
     def follow(self, before: Cores, after: Cores) -> None:
         """Records for a step's rounding that a train has the mass of the one it was made from."""
-        lost = [m for c, m in self._lost if c is before]
-        if lost:
-            self._lost.append((after, np.sum(lost, axis=0)))
+        held = [m for c, m in self._held if c is before]
+        if held:
+            lost = held[0] - self.at.of_train(before)
+            self._held.append((after, self.at.of_train(after) + lost))
 
     def moments(self, term: Term) -> np.ndarray:
         """Computes the moments of a train plus those lost by earlier rounding in the step."""
-        lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, self.at.of(term.whole))
+        if not isinstance(term, Train):
+            return self.at.of(term.whole)
+        for cores, held in self._held:
+            if cores is term.cores:
+                return held
+        held = self.at.of(term.whole)
+        self._held.append((term.cores, held))  # v is in the sum of every stage
+        return held
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
         """Restores the moments of a step's rounded result, if rounding lost more than allowed.
