@@ -32,6 +32,11 @@ def _largest(lost: np.ndarray) -> float:
     return float(np.abs(lost[1:]).max(initial=0.0))
 
 
+def _of(known: Sequence[tuple[Cores, np.ndarray]], cores: Cores) -> np.ndarray | None:
+    """Returns the moments that are known of a train in a time step; None if none are."""
+    return next((moments for c, moments in known if c is cores), None)
+
+
 def unrestored(tol: float) -> float:
     """Returns the error that rounding in steps may leave in each moment of a density."""
     return _LEFT * _LOST * tol
@@ -94,7 +99,10 @@ class Trim:
         self._summed: Any = lost_moments if known else np.zeros(self.at.count)
         waits = lost_moments is not None and len(lost_moments) > self.at.count
         self._waiting = lost_moments if waits else None
+        # Of trains in this step: moments before they were rounded; of those made from them, what
+        # rounding took.
         self._held: list[tuple[Cores, np.ndarray]] = []
+        self._lost: list[tuple[Cores, np.ndarray]] = []
         ranks_known = [r for ranks in guesses.values() for r in ranks]
         self.limit = _JUMP * max(ranks_known) + _LEAP if ranks_known else None
 
@@ -130,20 +138,21 @@ class Trim:
 
     def follow(self, before: Cores, after: Cores) -> None:
         """Records for a step's rounding that a train has the mass of the one it was made from."""
-        held = [m for c, m in self._held if c is before]
-        if held:
-            lost = held[0] - self.at.of_train(before)
-            self._held.append((after, self.at.of_train(after) + lost))
+        held = _of(self._held, before)
+        lost = _of(self._lost, before) if held is None else held - self.at.of_train(before)
+        if lost is not None:
+            self._lost.append((after, lost))
 
     def moments(self, term: Term) -> np.ndarray:
         """Computes the moments of a train plus those lost by earlier rounding in the step."""
         if not isinstance(term, Train):
             return self.at.of(term.whole)
-        for cores, held in self._held:
-            if cores is term.cores:
-                return held
-        held = self.at.of(term.whole)
-        self._held.append((term.cores, held))  # v is in the sum of every stage
+        held = _of(self._held, term.cores) if term.whole is term else None
+        if held is None:
+            lost = _of(self._lost, term.cores)
+            held = self.at.of(term.whole) + (0 if lost is None else lost)
+            if term.whole is term:  # v is in the sum of every stage
+                self._held.append((term.cores, held))
         return held
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
