@@ -22,27 +22,32 @@ class Samples(NamedTuple):
     Attributes:
       values: (N,).
       rows: for each mode and each index of it, which samples have that index.
+      index: (d, N), the multi-indices.
+      order: for each mode, all samples in the order of ``rows``.
     """
 
     values: np.ndarray
     rows: list[list[np.ndarray]]
+    index: np.ndarray
+    order: list[np.ndarray]
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
     """Groups the samples of a tensor completion by their index in each mode, for ALS."""
-    rows = []
+    rows, orders = [], []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")
         ends = np.searchsorted(indices[order, k], np.arange(1, n))
         rows.append(np.split(order, ends))
-    return Samples(values, rows)
+        orders.append(order)
+    return Samples(values, rows, np.ascontiguousarray(indices.T), orders)
 
 
 def entries(cores: Cores, seen: Samples) -> np.ndarray:
     """Evaluates a train of NumPy cores at sampled entries, between sweeps of ALS."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
-    for core, rows in zip(cores, seen.rows, strict=True):
-        left = through(left, core, rows)
+    for k, core in enumerate(cores):
+        left = through(left, core, seen, k)
     return left[:, 0]
 
 
@@ -63,7 +68,7 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
         cores,
         len(seen.values),
         lambda left, right, k: _solved(left, right, seen, k, weight),
-        lambda vectors, core, k: through(vectors, core, seen.rows[k]),
+        lambda vectors, core, k: through(vectors, core, seen, k),
     )
 
 
@@ -102,8 +107,15 @@ def alternating_sweeps(
         yield list(cores)
 
 
-def through(vectors: np.ndarray, core: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+def through(vectors: np.ndarray, core: np.ndarray, seen: Samples, k: int) -> np.ndarray:
     """Multiplies each sample's vector by the core slice at the sample's index, for an ALS sweep."""
+    index, rows = seen.index[k], seen.rows[k]
+    # At the ends of the train slices are vectors, which are gathered all at once.
+    if core.shape[0] == 1:
+        return vectors * core[0].take(index, axis=0)
+    if core.shape[2] == 1:
+        columns = np.ascontiguousarray(core[:, :, 0].T)
+        return np.vecdot(vectors.conj(), columns.take(index, axis=0))[:, None]
     out = np.empty((len(vectors), core.shape[2]), vectors.dtype)
     for matrix, at in zip(core.transpose(1, 0, 2), rows, strict=True):
         out[at] = vectors[at] @ matrix

@@ -42,7 +42,7 @@ def steps(cores: Cores, seen: Samples) -> Iterator[Cores]:
     while True:
         with _blas_threads.one_thread(are_small(cores)):
             lefts, rights = _sides(at, seen)
-            found = through(lefts[-1], last, seen.rows[-1])[:, 0]
+            found = through(lefts[-1], last, seen, len(cores) - 1)[:, 0]
             rest = seen.values - found
             gradient = gauged(at, _variations(lefts, rights, -rest, seen))
             now = _inner(gradient, gradient)
@@ -76,10 +76,10 @@ def _sides(at: Any, seen: Samples) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Multiplies cores left and right of each mode at samples, for Riemannian completion."""
     ones = np.ones((len(seen.values), 1), seen.values.dtype)
     lefts, rights = [ones], [ones]
-    for u, rows in zip(at.left, seen.rows, strict=False):
-        lefts.append(through(lefts[-1], u, rows))
-    for v, rows in zip(at.right[::-1], seen.rows[::-1], strict=False):
-        rights.append(through(rights[-1], v.transpose(2, 1, 0), rows))
+    for k, u in enumerate(at.left):
+        lefts.append(through(lefts[-1], u, seen, k))
+    for k in range(len(at.right), 0, -1):
+        rights.append(through(rights[-1], at.right[k - 1].transpose(2, 1, 0), seen, k))
     return lefts, rights[::-1]
 
 
@@ -88,11 +88,26 @@ def _variations(
 ) -> list[Any]:
     """Sums conj(L_i) w_i conj(R_i) of Riemannian completion over each index's samples, by mode."""
     out = []
-    for left, right, rows in zip(lefts, rights, seen.rows, strict=True):
-        weighted = weights[:, None] * right.conj()
-        slices = [linalg.matmul(left[at].conj().T, weighted[at]) for at in rows]
-        out.append(np.stack(slices, 1))
-    return out
+    for left, right, rows, order in zip(lefts, rights, seen.rows, seen.order, strict=True):
+        a, b = left.conj(), weights[:, None] * right.conj()
+        counts = np.array([len(at) for at in rows])
+        if a.shape[1] == 1 or b.shape[1] == 1:  # at the ends of the train
+            sums = _sums((a * b).take(order, axis=0), counts)
+            out.append(sums.reshape(-1, a.shape[1], b.shape[1]))
+            continue
+        # Rows of one index lie together: to pick them one by one takes longer than the products.
+        a, b = a.take(order, axis=0).T, b.take(order, axis=0)
+        ends = np.cumsum(counts)
+        slices = [np.matmul(a[:, i:j], b[i:j]) for i, j in zip(ends - counts, ends, strict=True)]
+        out.append(np.stack(slices))
+    return [core.swapaxes(0, 1) for core in out]
+
+
+def _sums(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Sums so many rows after another, some of them none, for Riemannian completion: (n, r)."""
+    starts = np.minimum(np.cumsum(counts) - counts, len(rows) - 1)
+    # `reduceat` takes one row where there are none.
+    return np.where(counts[:, None] > 0, np.add.reduceat(rows, starts, axis=0), 0)
 
 
 def _entries(
@@ -103,8 +118,8 @@ def _entries(
 ) -> np.ndarray:
     """Evaluates a tangent vector of given variations at the samples of Riemannian completion."""
     total = np.zeros(len(seen.values), seen.values.dtype)
-    for left, right, delta, rows in zip(lefts, rights, deltas, seen.rows, strict=True):
-        total += (through(left, delta, rows) * right).sum(1)
+    for k, (left, right, delta) in enumerate(zip(lefts, rights, deltas, strict=True)):
+        total += np.vecdot(right.conj(), through(left, delta, seen, k))
     return total
 
 
