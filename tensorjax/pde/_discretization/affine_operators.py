@@ -14,7 +14,6 @@ from tensorjax.pde._arguments import floats, or_zero
 from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D, Y
 from tensorjax.pde._discretization.grid import Box
 
-
 # Places of 0, 1 and c among the coefficients of which the cores of an operator are made.
 _ZERO, _ONE, _CONSTANT = range(3)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tensorjax import linalg
+from tensorjax._cores.scaling import norms_near_one
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.train_entries import entries
 
@@ -91,7 +93,9 @@ def edges(
     """
     digits = Digits(sizes)
     starts, sizes = digits.split(starts), digits.sizes
-    train = lambda x: entries(cores, digits.join(x))  # noqa: E731
+    # Once, and not for each batch of the bisection; powers of two round nothing.
+    cores, exponent = norms_near_one(cores)
+    train = lambda x: linalg.scaled(entries(cores, digits.join(x)), exponent)  # noqa: E731
     line = _lines(starts.shape, rng)
     first, last = np.where(line, 0, starts), np.where(line, sizes - 1, starts)
     at = [train(x) for x in (first, starts, last)]
@@ -103,7 +107,7 @@ def edges(
     going = np.flatnonzero((whole > least) & (low != high).any(axis=1))
     while going.size:
         left, right = _middle(low[going], high[going], line[going], sizes)
-        between = train(left), train(right)
+        between = np.split(train(np.concatenate([left, right])), 2)
         values = [at_low[going], *between, at_high[going]]
         parts = np.stack([_distance(x, y) for x, y in itertools.pairwise(values)])
         part = _drawn(parts, rng)

@@ -20,6 +20,8 @@ TELLING = 10
 _DRAWING = 1 << 23
 # Modes up to this size are made by merging cores: rows are grouped by their index, one at a time.
 _MERGED = 16
+# Modes up to this size are taken whole: to pick the slices in use takes longer than their norms.
+_WHOLE = 64
 # So many factors near one are multiplied before the rows are brought near one again.
 _TOGETHER = 32
 
@@ -52,7 +54,7 @@ def _used(cores: Cores, index: np.ndarray) -> tuple[Cores, np.ndarray]:
 
     Norms of cores with a million slices would cost more than all else.
     """
-    long = [k for k, i in enumerate(index.T) if cores[k].shape[1] > len(i)]
+    long = [k for k, i in enumerate(index.T) if cores[k].shape[1] > max(len(i), _WHOLE)]
     if not long:
         return cores, index
     cores, index = list(cores), index.copy()
