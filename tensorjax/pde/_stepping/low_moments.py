@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores import factored_operators
+from tensorjax._cores import contractions
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, tall
@@ -202,7 +202,7 @@ def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
 
 def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Contracts a core (r, n, s) with low moments' weights (n, m) and a right side: (m, r)."""
-    return factored_operators.functionals(core, f, w)
+    return contractions.functionals(core, f, w)
 
 
 class Corrected(NamedTuple):
@@ -409,8 +409,9 @@ def _sweep(
         last = k == len(cores) - 1
         change = whole
         if not last:
-            u, rest = left_qr(core)
-            change = whole - (whole @ tall(u)) @ tall(u).T
+            frame, rest = left_qr(core)
+            u = tall(frame)
+            change = whole - (whole @ u) @ u.T
         gain = (part @ change.T) * (right @ after.T)
         square = (change @ change.T) * (after @ after.T)
         found = _Part(gain, square, core, change, after, part)
@@ -419,7 +420,7 @@ def _sweep(
         if last:
             yield found._replace(core=core)
             return
-        q, rest = (u, rest) if chosen is None else left_qr(core)
+        q, rest = (frame, rest) if chosen is None else left_qr(core)
         yield found._replace(core=q)
         basis = tall(q)
         left, seen = part @ basis, whole @ basis

@@ -17,8 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contractions import absorb, times_right
-from tensorjax._cores.factored_operators import applied_from_left, applied_functionals, functionals
+from tensorjax._cores.contractions import (
+    absorb,
+    applied_from_left,
+    applied_functionals,
+    functionals,
+    times_right,
+)
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores, tall
 
