@@ -237,8 +237,10 @@ def _truncated(model: Any, most: int) -> Any:
 
 @jax.jit(static_argnums=0)
 def _outputs(graph: Any, params: Any, x: Any) -> jax.Array:
-    model = nnx.merge(graph, params)
-    return jax.lax.map(lambda one: model(one[None])[0], jnp.asarray(x), batch_size=500)
+    def one(x: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(x[None])[0]
+
+    return jax.lax.map(one, jnp.asarray(x), batch_size=500)
 
 
 def _loss(out: jax.Array, labels: Any) -> jax.Array:

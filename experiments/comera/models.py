@@ -117,14 +117,14 @@ class Recurrent(nnx.Module):
 
     def __init__(self, side: int, width: int, classes: int, rngs: nnx.Rngs) -> None:
         self.side, self.width = side, width
-        self.rnn = nnx.RNN(nnx.GRUCell(side, width, rngs=rngs))
+        self.cell = nnx.GRUCell(side, width, rngs=rngs)
         self.out = nnx.Linear(width, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a batch of images."""
         begin = jnp.zeros((len(x), self.width), x.dtype)
-        states: Any = self.rnn(x.reshape(len(x), -1, self.side), initial_carry=begin)
-        return self.out(states[:, -1])
+        rows = x.reshape(len(x), -1, self.side).swapaxes(0, 1)
+        return self.out(jax.lax.scan(self.cell, begin, rows)[0])
 
 
 class Decoder(nnx.Module):
