@@ -106,7 +106,7 @@ class Vision(nnx.Module):
         n, p = self.side // self.patch, self.patch
         x = x.reshape(-1, n, p, n, p).swapaxes(2, 3).reshape(len(x), n * n, p * p)
         x = self.embed(x)
-        x = x + positions(*x.shape[1:])
+        x = x + positions(*x.shape[1:], 0.5)
         for block in self.blocks:
             x = block(x)
         return self.out(self.norm(x).mean(1))
@@ -139,17 +139,17 @@ class Decoder(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Computes the logits of the tokens that follow."""
         x, mask = self.embed(ids), nnx.make_causal_mask(ids)
-        x = x + positions(*x.shape[1:])
+        x = x + positions(*x.shape[1:], 0.1)
         for block in self.blocks:
             x = block(x, mask)
         return self.out(self.norm(x))
 
 
-def positions(length: int, width: int) -> jax.Array:
-    """Computes sinusoidal positions (length, width), of amplitude .1 as embeddings have it."""
+def positions(length: int, width: int, size: float) -> jax.Array:
+    """Computes sinusoidal positions (length, width), as large as what they are added to."""
     angles = np.arange(length)[:, None] / 100 ** (np.arange(0, width, 2) / width)
     waves = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, -1)
-    return jnp.asarray(0.1 * waves[:, :width], jnp.float32)
+    return jnp.asarray(size * waves[:, :width], jnp.float32)
 
 
 def builder(kind: Kind, data: Samples) -> Callable[[int], Callable[[nnx.Rngs], nnx.Module]]:
