@@ -412,9 +412,9 @@ def least_important(
 
     The order is that of `prune`, on traced arrays, but that what an index loses is divided by the
     square root of what its whole bond is worth: half way, in logarithms, to the shares within a
-    layer of LAMP (Lee et al., arXiv 2010.07611; there of magnitudes). One index of every bond stays. Bonds of the
-    copies of a stacked layer lose an index each at once, as one array holds all copies, and only
-    ranks that are the same for all make it smaller.
+    layer of LAMP (Lee et al., arXiv 2010.07611; there of magnitudes). One index of every bond
+    stays. Bonds of the copies of a stacked layer lose an index each at once, as one array holds all
+    copies, and only ranks that are the same for all make it smaller.
 
     Args:
       worth: importance of every gate.
