@@ -31,7 +31,7 @@ import optax
 from flax import nnx
 
 from experiments import Run
-from experiments.comera import models, sizes
+from experiments.comera import methods, models, sizes
 from experiments.comera.models import Samples
 from tensorjax import nn, optim
 
@@ -139,15 +139,16 @@ class Trainer:
         steps = self.config.steps
         shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 20, steps)
         if self.method == "GaLore, truncated":
-            return _galore(lambda count: rate * shape(count))
+            steps_of = methods.scale_by_galore(*GALORE)
+            return optax.chain(steps_of, optax.scale_by_learning_rate(lambda n: rate * shape(n)))
         inner = optax.adamw(lambda count: rate * shape(count))
         if self.method != "default":
-            return optax.with_extra_args_support(inner)
+            return inner
         by = int(self.config.by * steps)
         return optim.rank_adaptive(inner, compress_to=self.fewer, by=by)
 
     def _run(self, graph: Any, params: Any, rate: jax.Array, order: Any, x: Any, y: Any) -> Any:
-        optimizer = self._optimizer(rate)
+        optimizer = optax.with_extra_args_support(self._optimizer(rate))
 
         def step(carry: Any, rows: jax.Array) -> Any:
             params, state = carry
@@ -208,21 +209,6 @@ def _all(model: Any, spec: Any, rngs: nnx.Rngs) -> Any:
     return nn.tensorize(model, spec, init="random", rngs=rngs)
 
 
-def _galore(rate: Any) -> Any:
-    """Returns AdamW with projected gradients for matrices with both sides above GaLore's rank."""
-    rank, gap, scale = GALORE
-
-    def label(x: Any) -> str:
-        return "galore" if x.ndim == 2 and min(x.shape) > rank else "adamw"
-
-    ways = {
-        "galore": optax.contrib.galore(rate, rank=rank, update_proj_gap=gap, scale=scale),
-        "adamw": optax.adamw(rate),
-    }
-    labelled = optax.partition(ways, lambda params: jax.tree.map(label, params))
-    return optax.with_extra_args_support(labelled)
-
-
 def _truncated(model: Any, most: int) -> Any:
     """Truncates all layers of a trained model to low rank; returns its graph and parameters."""
 
@@ -230,7 +216,7 @@ def _truncated(model: Any, most: int) -> Any:
         return nnx.split(nn.tensorize(model, nn.LowRank(rank=rank)), nnx.Param)
 
     def count(rank: int) -> int:
-        return optim.size(cut(rank)[1], everything=True)
+        return int(optim.size(cut(rank)[1], everything=True))
 
     return cut(sizes.largest(count, most, 256))
 

@@ -106,7 +106,7 @@ class Vision(nnx.Module):
         n, p = self.side // self.patch, self.patch
         x = x.reshape(-1, n, p, n, p).swapaxes(2, 3).reshape(len(x), n * n, p * p)
         x = self.embed(x)
-        x = x + positions(*x.shape[1:], 0.5)
+        x = x + positions(x.shape[1], x.shape[2], 0.5)
         for block in self.blocks:
             x = block(x)
         return self.out(self.norm(x).mean(1))
@@ -139,7 +139,7 @@ class Decoder(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Computes the logits of the tokens that follow."""
         x, mask = self.embed(ids), nnx.make_causal_mask(ids)
-        x = x + positions(*x.shape[1:], 0.1)
+        x = x + positions(x.shape[1], x.shape[2], 0.1)
         for block in self.blocks:
             x = block(x, mask)
         return self.out(self.norm(x))
