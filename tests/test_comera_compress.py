@@ -49,7 +49,7 @@ def test_models_have_a_width(kind: models.Kind) -> None:
     out = model(jnp.asarray(data.x))
     classes = models.VOCABULARY if kind == "gpt2" else 10
     assert out.shape == (*data.y.shape, classes)
-    graph, params = nnx.split(model, nnx.Param)  # raises for other state
+    nnx.split(model, nnx.Param)  # raises for other state
     loss = optax.softmax_cross_entropy_with_integer_labels(out, data.y).mean()
     np.testing.assert_allclose(loss, np.log(classes), rtol=0.3)
 
