@@ -34,7 +34,7 @@ EXPERIMENTS = (
         title="Compression to a size, beside other small models",
         module="experiments.comera.compress",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
-        summary="images: compress_to= by default beside narrow dense, low rank and one rank",
+        summary="four models: compress_to= by default beside narrow dense, low rank and one rank",
         claim="ranks found in training beat other models of equal size, narrow dense ones too "
         "(judged: at every size)",
         basis="recalled",

@@ -269,24 +269,29 @@ def galore(rate: float, steps: int, options: Options) -> optax.GradientTransform
 
     Embeddings, biases and layer norms are not projected, as in the paper.
     """
+    projected = scale_by_galore(options.galore_rank, options.galore_gap, options.galore_scale)
+    return optax.chain(projected, at_rate(rate, steps, options))
+
+
+def scale_by_galore(rank: int, gap: int, scale: float) -> optax.GradientTransformation:
+    """Returns the steps of `galore` before they are multiplied by a learning rate.
+
+    Args:
+        rank: Of the projected gradients.
+        gap: Steps between two projections.
+        scale: Of the projected steps.
+    """
 
     def projected(params: Any) -> Any:
         def one(path: Any, p: Any) -> Any:
             inside = "kernel" in jax.tree_util.keystr(path) and p.ndim == 2
-            if inside and min(p.shape) > options.galore_rank:
+            if inside and min(p.shape) > rank:
                 return optax.contrib.GaLoreDimensionNumbers()
             return None
 
         return jax.tree_util.tree_map_with_path(one, params)
 
     # Its own learning rate is one: ours comes last, so that it may be data.
-    return optax.chain(
-        optax.contrib.galore(
-            -1.0,
-            rank=options.galore_rank,
-            update_proj_gap=options.galore_gap,
-            scale=options.galore_scale,
-            weight_dimension_numbers=projected,
-        ),
-        at_rate(rate, steps, options),
+    return optax.contrib.galore(
+        -1.0, rank=rank, update_proj_gap=gap, scale=scale, weight_dimension_numbers=projected
     )

@@ -44,6 +44,8 @@ WIDE, MOST_ROWS = 2**14, 512
 # Smallest Gram matrices that the C++ pass makes in less time than NumPy, in entries of what they
 # are of; and most rows of these, of wide and of tall matrices in float64, and of other types.
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
+# Most rows of a wide matrix where NumPy may multiply in single precision.
+FEW_NARROW = 24
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
 # The same of an ST-HOSVD whose modes are no longer than the second number.
@@ -59,10 +61,9 @@ SMALL_COMPLEX_TRAIN = 2**17
 # program makes larger ones.
 MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 150, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
-# takes no longer than the products of XLA in single precision.
-MOST_SINGLE = 2**22
-# The same of complex trains, of which C++ makes four real products for each complex one.
-MOST_COMPLEX = 2**23
+# takes no longer than the products of a BLAS in single precision, with NumPy's calls; the same of
+# complex128 ones, of which C++ makes four real products for each complex one.
+MOST_SINGLE, MOST_COMPLEX = 2**21, 2**25
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -189,9 +190,13 @@ def of_gram(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].dtype in accepted_arrays.GRAM_DTYPES
 
 
-@condition("complex numbers", "XLA multiplies their matrices in two to three times a BLAS's time")
-def complex_entries(arrays: Arrays, facts: Facts) -> bool:
-    return facts["dtype"].kind == "c"
+@condition(
+    "single precision, or complex numbers",
+    "for cores of trains, a BLAS multiplies them in half of XLA's time",
+    CORE_BENCH + "shapes",
+)
+def single_or_complex(arrays: Arrays, facts: Facts) -> bool:
+    return facts["dtype"] != np.float64
 
 
 @condition("all float64", "C++ is written for this type")
@@ -262,7 +267,8 @@ def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
 
 @condition(
     f"{power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
-    f"float64; {FEW_OTHERS} of other types), or of float64 and wide as for linalg.project",
+    f"float64; {FEW_OTHERS} of other types, or {FEW_NARROW} of wide ones where single precision "
+    "suffices), or of float64 and wide as for linalg.project",
     "a BLAS is slow for few rows, and converts single precision and complex numbers in passes",
     CORE_BENCH + "svd",
 )
@@ -275,7 +281,8 @@ def short_matrix(arrays: Arrays, facts: Facts) -> bool:
         few = rows <= (FEW_TALL if right else FEW_WIDE) and a.size >= 2 * LEAST_GRAM
         most = few or (not right and wide_matrix.holds(arrays, facts))
     else:
-        most = rows <= FEW_OTHERS and columns >= LEAST_GRAM / 8
+        few = rows <= FEW_NARROW and not right if facts.get("narrow") else rows <= FEW_OTHERS
+        most = few and columns >= LEAST_GRAM / 8
     return bool(most) and a.flags.aligned and min(a.strides) >= 0
 
 
@@ -470,16 +477,21 @@ modest_sums = Condition(
     "a BLAS makes them in no more time than a program, and the cores have been read already",
     CORE_BENCH + "shapes",
 )
+
+
+def most_products(dtype: np.dtype) -> int:
+    """Returns the multiplications up to which overlaps of other types than float64 are by C++."""
+    return MOST_COMPLEX if dtype == np.complex128 else MOST_SINGLE
+
+
 few_products = Condition(
-    f"float64, or at most {power(MOST_SINGLE)} multiplications, of complex numbers "
-    f"{power(MOST_COMPLEX)}, or cores whose squares leave the range of the dtype",
+    f"float64, or at most {power(MOST_SINGLE)} multiplications, of complex128 "
+    f"{power(MOST_COMPLEX)}",
     lambda arrays, facts: (
-        facts["dtype"] == np.float64
-        or facts["products"]() <= (MOST_COMPLEX if facts["dtype"].kind == "c" else MOST_SINGLE)
-        or not facts["tame"]()
+        facts["dtype"] == np.float64 or facts["products"]() <= most_products(facts["dtype"])
     ),
     "C++ computes in double precision, of which a processor does half as much, and complex numbers "
-    "as real ones; programs do not look at the sizes of all cores",
+    "as real ones",
     CORE_BENCH + "shapes",
 )
 

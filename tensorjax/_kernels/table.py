@@ -89,7 +89,10 @@ _SMALL_HOSVD: Row = {
     HOST: (Candidate(SMALL, (c.small_modes, c.gram_resolves)), Candidate(NUMPY)),
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, first_calls.first_calls)
-_COMPLEX_TOO = (c.lapack_dtype, c.free_on_a_cpu, any_of(c.complex_entries, first_calls.first_calls))
+_OVERLAP_BY_BLAS = (
+    *(c.lapack_dtype, c.free_on_a_cpu),
+    any_of(c.single_or_complex, first_calls.first_calls),
+)
 _ONE_CALL = (c.of_gram, c.free_on_a_cpu, first_calls.later_calls, c.one_dtype, c.few_sums, c.built)
 
 
@@ -102,7 +105,7 @@ def _product(*conditions: Condition) -> Row:
 _OVERLAP: Row = {
     CALL: (
         Candidate(CPP, (*_ONE_CALL[:-1], c.few_products, c.built)),
-        Candidate(NUMPY, _COMPLEX_TOO),
+        Candidate(NUMPY, _OVERLAP_BY_BLAS),
         Candidate(PROGRAM),
     ),
 } | _trace(c.double, one_device=True)

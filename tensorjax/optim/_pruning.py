@@ -410,9 +410,11 @@ def least_important(
 ) -> jax.Array:
     """Marks the least important rank gates to prune, down to a model size, under jit.
 
-    The same order as that of `prune`, on traced arrays. One index of every bond stays. Bonds of the
-    copies of a stacked layer lose an index each at once, as one array holds all copies, and only
-    ranks that are the same for all make it smaller.
+    The order is that of `prune`, on traced arrays, but that what an index loses is divided by the
+    square root of what its whole bond is worth: half way, in logarithms, to the shares within a
+    layer of LAMP (Lee et al., arXiv 2010.07611; there of magnitudes). One index of every bond
+    stays. Bonds of the copies of a stacked layer lose an index each at once, as one array holds all
+    copies, and only ranks that are the same for all make it smaller.
 
     Args:
       worth: importance of every gate.
@@ -451,7 +453,10 @@ def least_important(
         # The size is linear in every rank: its slope is what one index less frees.
         freed = polynomial.slopes(ranks) + gate_size
         least = gates.largest(-worth, may)
-        lost = gates.per_bond(jnp.where(least, worth, 0.0))
+        whole = gates.per_bond(jnp.where(alive, worth, 0.0))
+        # Early in a training whole layers look useless to the loss of the samples at hand, and
+        # would be cut to rank one. By shares of the bond alone, layers would all get equal ranks.
+        lost = gates.per_bond(jnp.where(least, worth, 0.0)) / jnp.sqrt(jnp.maximum(whole, tiny))
         has = gates.per_bond(least) > 0
         lost = of_groups(lost, jnp.sum, 0.0)
         freed = of_groups(jnp.where(has, freed, 0.0), jnp.sum, 0.0)
@@ -460,5 +465,6 @@ def least_important(
         gone = least & chosen[gates.bonds]
         return alive & ~gone, count + jnp.sum(gone, dtype=jnp.float32)
 
+    tiny = jnp.finfo(worth.dtype).tiny
     start = (live, jnp.zeros((), jnp.float32))
     return live & ~jax.lax.while_loop(goes_on, removed, start)[0]

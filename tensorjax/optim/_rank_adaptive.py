@@ -60,7 +60,8 @@ def rank_adaptive(
     to be chosen: gates are multiplied into the cores, bonds go into the basis of their singular
     vectors (`canonical`, here within jit), optimiser moments go along, and the indices that the
     loss would miss least for the parameters they take (`prune`; by squared gradients that are there
-    anyhow) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
+    anyhow, over the root of those of the whole bond, or early cuts would leave layers with rank
+    one) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
     begin at about twice the size that is to stay, as ``nn.tensorize(model, compress_to=10)`` does.
     Where past gradients move ``inner``, as momentum of `optax.sgd` and `optax.lbfgs` do, the
     cores of a layer are scaled so that its derivatives by all of them are equally large: in the

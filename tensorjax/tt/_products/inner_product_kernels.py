@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.overflow_checks import Powers, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.conditions import MOST_COMPLEX, MOST_SINGLE
+from tensorjax._kernels.conditions import most_products
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._kernels.train_signatures import remember
 from tensorjax._transfer import on_device
@@ -114,7 +113,6 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         "shapes": shapes,
         "work": lambda: _multiplications(shapes, kind == "norm"),
         "products": lambda: _multiplications(shapes, kind == "norm") / (1 + (kind == "norm")),
-        "tame": lambda: _squares_fit(y.cores),
         "one_dtype": same,
         "sum_time": lambda: mode_sums(kind, shapes),
     }
@@ -123,8 +121,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         if kind == "norm":
             return _overlap_in_one_call(x.cores, ())
         # Long ones of other types are served so for their entries alone.
-        most = MOST_COMPLEX if dtype.kind == "c" else MOST_SINGLE
-        if dtype == np.float64 or _multiplications(shapes, False) <= most:
+        if dtype == np.float64 or _multiplications(shapes, False) <= most_products(dtype):
             remember(kind, x, y)
         return in_one_call(x, y)
     if chosen is PROGRAM:
@@ -132,12 +129,6 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, dtype)
         return host_overlap(left, left if x is y else on_host(y.cores, dtype))
-
-
-def _squares_fit(cores: Sequence[Any]) -> bool:
-    """Whether squares of all cores are in range, as the C++ kernel of inner products needs."""
-    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
 
 
 @functools.lru_cache(maxsize=4096)
