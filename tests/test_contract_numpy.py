@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tensorjax._cores import contractions
 from tensorjax._cores.contractions import einsum
 from tensorjax.contract._numpy_einsum import numpy_einsum
 
@@ -95,3 +96,22 @@ def test_scalars_of_numpy_stay_numpys() -> None:
     found = einsum("i,->i", np.arange(3.0), np.float64(2))
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, [0, 2, 4])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_products_of_factored_operators_are_those_of_the_whole_core(seed: int) -> None:
+    """Rows, and weights with vectors, against cores Σ_p C[a, p, b] O_p x of drawn sizes."""
+    rng = np.random.default_rng(seed)
+    a, p, b, r, n, s, m = rng.integers(1, 6, 7)
+    coefficients, images = rng.standard_normal((a, p, b)), rng.standard_normal((p, r, n, s))
+    whole = np.einsum("apb,prns->ranbs", coefficients, images).swapaxes(-1, -2)  # r, a, n, s, b
+    whole = whole.reshape(r * a, n, s * b)
+    f, weights = rng.standard_normal((m, s * b)), rng.standard_normal((n, m))
+    wanted = np.einsum("xny,my,nm->mx", whole, f, weights)
+    given = coefficients, images, f, weights
+    np.testing.assert_allclose(contractions.applied_functionals(*given), wanted, atol=1e-12)
+    np.testing.assert_allclose(contractions.functionals(whole, f, weights), wanted, atol=1e-12)
+    rows = rng.standard_normal((m, r * a))
+    wanted = np.einsum("mx,xny->mny", rows, whole).reshape(m * n, -1)
+    found = contractions.applied_from_left(coefficients, images, rows)
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
