@@ -2,8 +2,8 @@
 
 A handler may compute or refuse; the process must live. ``python -m tests.native_fuzz SEED COUNT``
 prints how many calls of each entry were served and refused. For AddressSanitizer build the library
-with ``-fsanitize=address -O1`` (``CXX="g++ -fsanitize=address" python hatch_build.py``), load libasan
-and libstdc++ first (LD_PRELOAD), and name a library elsewhere in TENSORJAX_SWEEPS.
+with ``CXX="g++ -fsanitize=address" python hatch_build.py``, load libasan and libstdc++ first, by
+LD_PRELOAD, and name a library elsewhere in TENSORJAX_SWEEPS.
 """
 
 import collections
