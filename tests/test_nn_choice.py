@@ -1,5 +1,6 @@
 """Choice of format, shapes and ranks for a model, by size and by error."""
 
+import itertools
 import re
 from typing import Any
 
@@ -395,6 +396,33 @@ def test_fresh_models_meet_all_sizes_that_any_format_can(seed: int) -> None:
         # The size at the end can be met: it would be refused.
         optimizer = optim.rank_adaptive(optax.sgd(1e-3), compress_to=fewer, by=9)
         optimizer.init(nnx.state(small, nnx.Param))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_small_sizes_are_met_by_matrices_of_full_rank(seed: int) -> None:
+    """A side of few features is factored too before low rank takes the place of TT-matrices."""
+    rng = np.random.default_rng(seed)
+    widths = [64, *(8 * rng.integers(2, 5, 2)), 64]
+    wide = [16 * int(n) for n in rng.integers(6, 12, 2)]
+    sizes = [widths[0], wide[0], int(widths[1]), wide[1], widths[3]]
+    pairs = list(itertools.pairwise(sizes))
+    dense = nnx.Sequential(*(nnx.Linear(a, b, rngs=nnx.Rngs(seed)) for a, b in pairs))
+
+    def least(spec: nn.TTMatrix) -> int:
+        made = (spec.linear(a, b, rngs=nnx.Rngs(0)) for a, b in pairs)
+        return sum(numbers(layer) for layer in made)
+
+    whole, factored = least(nn.TTMatrix(rank=1)), least(nn.TTMatrix(rank=1, order=2))
+    assert factored < whole
+    fewer = numbers(dense) / ((whole + factored) / 2)
+    for init in ("svd", "random"):
+        choice = nn.choose(dense, compress_to=fewer, init=init)
+        assert all(isinstance(spec, nn.TTMatrix) and spec.order == 2 for spec in choice.values())
+    small = nn.tensorize(dense, compress_to=fewer)
+    for layer in small.layers:
+        assert np.linalg.matrix_rank(nn.to_linear(layer).kernel[...]) == min(
+            layer.in_features, layer.out_features
+        )
 
 
 def test_errors_of_fresh_weights_are_bounded_too(rng) -> None:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from flax import nnx
 
+from tensorjax.nn._mode_factors import factor
 from tensorjax.nn._models.dense_layer_replacement import replacement
 from tensorjax.nn._models.spec_candidates import Candidate
 from tensorjax.nn._models.stacked_layers import copies, lead
@@ -18,8 +20,6 @@ from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 T = TypeVar("T")
 # Stands for "auto" in rules; its format is not used.
 AUTO = TT()
-# What it becomes for linear layers of random weights.
-_FRESH = TTMatrix()
 
 
 def is_open(spec: Any) -> bool:
@@ -53,10 +53,24 @@ def grown(layer: Any, spec: Spec) -> int:
     return count * (parameter_count(new) - parameter_count(one))
 
 
-def of_rank(layer: Any, spec: Any, rank: int) -> Spec:
-    """Returns a layer's specification with the rank allocated to it; "auto" becomes a TT-matrix."""
-    linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
-    return dataclasses.replace(_FRESH if spec is AUTO and linear else spec, rank=rank)
+def of_rank(layer: Any, spec: Any, rank: int, factored: bool = False) -> Spec:
+    """Returns a layer's specification with the rank allocated to it; "auto" becomes a TT-matrix.
+
+    Args:
+      layer: dense.
+      spec: without a rank.
+      rank: of all bonds.
+      factored: whether TT-matrices by "auto" have both sides factored, short ones too.
+    """
+    if spec is AUTO and isinstance(layer, nnx.Linear | nnx.LinearGeneral):
+        spec = TTMatrix(order=order_of(layer) if factored else None)
+    return dataclasses.replace(spec, rank=rank)
+
+
+def order_of(layer: Any) -> int:
+    """Returns the order of the TT-matrix of a linear layer with both sides factored."""
+    sides = (layer.in_features, layer.out_features)
+    return max(2, *(len(factor(math.prod(np.atleast_1d(n).tolist()))) for n in sides))
 
 
 def named(path: str, call: Callable[..., T], *arguments: Any) -> T:
@@ -75,13 +89,17 @@ class Totals:
       own: layers to choose for, one of every tied set, with path and spec.
       rest: parameters of the model with these layers dense.
       fixed: parameters outside of them.
+      factored: as `of_rank` takes it. Of rank one, TT-matrices with both sides factored are the
+        smallest, and still have weights of full rank.
     """
 
-    def __init__(self, model: Any, every: Found, own: Sequence[tuple[Any, str, Any]]) -> None:
+    def __init__(
+        self, model: Any, every: Found, own: Sequence[tuple[Any, str, Any]], factored: bool = False
+    ) -> None:
         for _, path, spec in own:
             check_open(path, spec)
         fixed = [(x, spec) for x, _, spec in every if not is_open(spec)]
-        self.own = own
+        self.own, self.factored = own, factored
         self.rest = parameter_count(model) + sum(grown(x, spec) for x, spec in fixed)
         self.fixed = self.rest - sum(weight_size(x) for x, *_ in own)
         self._known: dict[Any, int] = {}  # layers alike count alike
@@ -91,7 +109,7 @@ class Totals:
         layer, path, spec = self.own[place]
         key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
         if key not in self._known:
-            self._known[key] = named(path, grown, layer, of_rank(layer, spec, rank))
+            self._known[key] = named(path, grown, layer, of_rank(layer, spec, rank, self.factored))
         # By "auto" layers stay dense that would not be smaller.
         return min(self._known[key], 0) if spec is AUTO else self._known[key]
 

@@ -119,12 +119,13 @@ def is_random(layer: Any) -> bool:
     return all(_energy(w)[least // 4 :].sum() >= share * np.sum(w**2) for w in weights)
 
 
-def error_bound(layer: Any, rank: int) -> float | None:
+def error_bound(layer: Any, rank: int, order: int | None = None) -> float | None:
     """Bounds a candidate's squared relative error: a train in default shapes for a dense layer.
 
     Args:
       layer: as of `candidates`, or `flax.nnx.LinearGeneral`; linear ones become TT-matrices.
       rank: of all bonds.
+      order: of a TT-matrix, as its spec has it.
 
     Returns:
       The bound; None where an unfolding is too large to decompose.
@@ -132,8 +133,8 @@ def error_bound(layer: Any, rank: int) -> float | None:
     layer = flat(layer) if isinstance(layer, nnx.LinearGeneral) else layer
     weights, shape, fold_of_conv = _matrices(layer)
     embedding = isinstance(layer, nnx.Embed)
-    usual = fold(*shape, None, None, None) if embedding else paired_modes(shape, (None, None), None)
-    rows, columns = fold_of_conv or usual
+    linear = paired_modes(shape, (None, None), order)
+    rows, columns = fold_of_conv or (fold(*shape, None, None, None) if embedding else linear)
     _, bonds = _bonds(_Tails(weights, shape), rows, columns, not fold_of_conv, embedding)
     if bonds is None:
         return None

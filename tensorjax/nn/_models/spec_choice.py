@@ -24,6 +24,7 @@ from tensorjax.nn._models.size_allocation import (
     is_open,
     named,
     of_rank,
+    order_of,
     weight_size,
 )
 from tensorjax.nn._models.spec_candidates import candidates, error_bound, is_random
@@ -126,8 +127,9 @@ def choose(
         are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
       init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
-        TT-matrices in the shapes of `TTMatrix`, and for embeddings and convolutions trains in those
-        of `TT`, or stays dense where they are not smaller. So it is with "auto" and with
+        TT-matrices in the shapes of `TTMatrix` (with both sides factored where only these are as small),
+        and for embeddings and convolutions trains in those of `TT`, or stays dense where they are
+        not smaller. So it is with "auto" and with
         ``compress_to``, too, if the singular values of all weights are as of random ones, and the
         size can be met so; smaller ones are met by all formats, compared as of other weights.
 
@@ -223,12 +225,14 @@ def _chosen(
     if tol is None and (init == "random" or trained or automatic):
         own = [(x, paths[0], spec) for x, paths, spec in found if id(x) in leaders]
         if init == "random" or all(named(path, is_random, x) for x, path, _ in own):
+            read = init == "svd" and not trained
             totals = Totals(model, every, own)
+            if totals.total(1) > most:
+                totals = Totals(model, every, own, factored=True)
             least = totals.total(1)
             if init == "random":
                 check_least(least, totals.fixed, most, fewer)
             if least <= most:
-                read = init == "svd" and not trained
                 return _of_one_rank(totals, every, leaders, most, read)
     lists = {
         id(x): _listed(x, paths[0], spec, trained) for x, paths, spec in found if id(x) in leaders
@@ -284,8 +288,16 @@ def _of_one_rank(
     kept = {}
     for k, ((x, path, spec), rank) in enumerate(zip(own, ranks, strict=True)):
         dense = spec is AUTO and gain(k, rank) == 0
-        bound = 0.0 if dense else named(path, error_bound, x, rank) if read else None
-        kept[id(x)] = None if dense else of_rank(x, spec, rank), gain(k, rank), bound
+        bound = 0.0 if dense else None
+        if read and not dense:
+            linear = isinstance(x, nnx.Linear | nnx.LinearGeneral)
+            order = order_of(x) if totals.factored and linear else None
+            bound = named(path, error_bound, x, rank, order)
+        kept[id(x)] = (
+            None if dense else of_rank(x, spec, rank, totals.factored),
+            gain(k, rank),
+            bound,
+        )
     leading = {member: key for key, members in leaders.items() for member in members}
     specs: dict[str, Spec | None] = {}
     sizes, errors = {}, {}
