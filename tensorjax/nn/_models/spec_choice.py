@@ -127,11 +127,11 @@ def choose(
         are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
       init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
-        TT-matrices in the shapes of `TTMatrix` (with both sides factored where only these are as small),
-        and for embeddings and convolutions trains in those of `TT`, or stays dense where they are
-        not smaller. So it is with "auto" and with
-        ``compress_to``, too, if the singular values of all weights are as of random ones, and the
-        size can be met so; smaller ones are met by all formats, compared as of other weights.
+        TT-matrices in the shapes of `TTMatrix` (with both sides factored where only these are as
+        small), and for embeddings and convolutions trains in those of `TT`, or stays dense where
+        they are not smaller. So it is with "auto" and with ``compress_to``, too, if the singular
+        values of all weights are as of random ones, and the size can be met so; smaller ones are
+        met by all formats, compared as of other weights.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
